@@ -1,0 +1,3 @@
+"""Flash-dLLM: an inference engine for unmodified masked diffusion language models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""State, rows, visibility and the step: what every cache and decoder shares."""

@@ -1,0 +1,50 @@
+"""The flat K/V cache: one tensor for keys and one for values a layer, allocated once for all slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flash_dllm.models.config import ModelConfig
+
+
+@dataclass
+class KVCache:
+    """Keys and values of every slot.
+
+    Place 0 of a slot is the trash place, places 1 .. ``base - 1`` are scratch, place ``base + pos`` belongs to
+    position ``pos``. Keys are stored rotated.
+
+    Attributes:
+        keys, values: a tensor a layer, [S, P, Hkv, D].
+        base: number of places before position 0.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    base: int
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, slots: int, positions: int, scratch: int, like: Tensor
+    ) -> KVCache:
+        """Allocate for ``slots`` canvases of ``positions`` with ``scratch`` extra places, dtype of ``like``."""
+        shape = (slots, 1 + scratch + positions, config.n_kv_heads, config.head_dim)
+
+        def tensors() -> list[Tensor]:
+            return [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(config.n_layers)]
+
+        return cls(tensors(), tensors(), 1 + scratch)
+
+    @property
+    def places(self) -> int:
+        return int(self.keys[0].shape[1])
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.keys[index], self.values[index]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))

@@ -1,0 +1,271 @@
+"""The parts a method is made of: schedule, cache policy, decoding rule, verifier.
+
+A paper's method is one file of `flash_dllm.methods` with subclasses of these. All of them read and write
+:class:`State` tensors; only a policy with ``sync = True`` may read values back to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .cache import KVCache
+from .forward import Context, compact
+from .noise import Noise
+from .rows import count_rows, sweep_rows, with_readers
+from .select import leftmost
+from .state import State
+from .types import Candidates, Draft, Lanes, Plan, Rows, View
+from .visibility import canvas_view
+
+
+class Schedule:
+    """Names the candidates of a step."""
+
+    name = "schedule"
+
+    def width(self, lengths: list[int], blocks: list[int]) -> int:
+        """Most candidates a step, from each slot's masked count and block length (host numbers)."""
+        raise NotImplementedError
+
+    def candidates(self, state: State, width: int) -> Candidates:
+        """Positions that may be committed now."""
+        raise NotImplementedError
+
+    def done(self, state: State) -> Tensor:
+        """Slots that have nothing left to decode, [S] bool."""
+        return ~state.wanted.any(1)
+
+
+class Window(Schedule):
+    """The ``size`` leftmost positions that are still to be decoded."""
+
+    name = "window"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def width(self, lengths: list[int], blocks: list[int]) -> int:
+        return self.size
+
+    def candidates(self, state: State, width: int) -> Candidates:
+        return Candidates(*leftmost(state.wanted, width))
+
+
+class Blocks(Schedule):
+    """Semi-autoregressive blocks of each request's ``block_length``, counted from its first masked position."""
+
+    name = "blocks"
+
+    def width(self, lengths: list[int], blocks: list[int]) -> int:
+        return max(min(n, b) for n, b in zip(lengths, blocks, strict=True))
+
+    def enter(self, state: State) -> Tensor:
+        """Move to the block of the first position still wanted; returns its start, [S] int64."""
+        size = state.num["block_length"]
+        wanted = state.wanted
+        ahead = torch.where(wanted, state.order, state.positions).amin(1)
+        block = (ahead - state.first).clamp_min(0) // size
+        live = state.running & wanted.any(1)
+        changed = live & (block != state.block)
+        state.block.copy_(torch.where(live, block, state.block))
+        start = state.first + state.block * size
+        here = state.masked & (state.order >= start[:, None]) & (state.order < (start + size)[:, None])
+        state.block_step.copy_(torch.where(changed, 0, state.block_step))
+        state.block_masks.copy_(torch.where(changed, here.sum(1), state.block_masks))
+        return start
+
+    def candidates(self, state: State, width: int) -> Candidates:
+        start = self.enter(state)
+        pos = start[:, None] + torch.arange(width, device=state.device)
+        end = torch.minimum(start + state.num["block_length"], state.total)
+        inside = (pos >= 0) & (pos < end[:, None])
+        pos = torch.where(inside, pos, 0)
+        return Candidates(pos, inside & state.wanted.gather(1, pos))
+
+
+class Whole(Blocks):
+    """One pool of all masked positions, as in Dream: a single block as long as the canvas."""
+
+    name = "whole"
+
+    def width(self, lengths: list[int], blocks: list[int]) -> int:
+        return max(lengths)
+
+    def enter(self, state: State) -> Tensor:
+        state.num["block_length"].copy_(torch.where(state.running, state.total - state.first, 1))
+        return super().enter(state)
+
+
+@dataclass
+class PassOut:
+    """What a pass gave: ``hidden`` [S, C, d] of the read rows, and what it cost.
+
+    ``recomputed`` [S] counts valid rows; ``rows`` lists them for the event log (None for the delta loop, which
+    reports through ``marks`` instead: a [S, L] bool of positions recomputed in the last layer).
+    """
+
+    hidden: Tensor
+    recomputed: Tensor
+    rows: Rows | None = None
+    marks: Tensor | None = None
+    score: Tensor | None = None
+    kind: str = "denoise"
+
+
+class CachePolicy:
+    """Which rows a pass recomputes. The base class is ``cache="none"``: every position, every pass.
+
+    Attributes:
+        graphable: a steady step has a static shape and reads nothing back to the host.
+        sync: the policy reads values back to the host (block caches).
+        loop: ``compact`` policies give a plan; others override :meth:`run`.
+    """
+
+    name = "none"
+    graphable = True
+    sync = False
+    loop = "compact"
+    supports_cfg = True
+
+    def reset(self, slot: int) -> None:
+        """A new canvas enters ``slot``: forget its former tenant."""
+
+    def due(self, state: State) -> Tensor | None:
+        """Slots that want a sweep now, [S] bool, or None for never."""
+        return torch.ones(state.slots, dtype=torch.bool, device=state.device)
+
+    def always_sweeps(self) -> bool:
+        """True if every pass is a sweep, which the host then knows without asking."""
+        return type(self) is CachePolicy
+
+    def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
+        """Rows of the slots in ``lanes.run``."""
+        return []
+
+    def view(self, state: State, kv: KVCache) -> View:
+        """Visibility of the pass before any verifier changes it."""
+        return canvas_view(state, kv.base, kv.places)
+
+    score_from: int | None = None
+
+    def plan(self, state: State, lanes: Lanes, cand: Candidates, ctx: Context) -> Plan:
+        """Rows, visibility and reads of the pass."""
+        parts = sweep_rows(state, ctx.kv.base, lanes.sweep, lanes) if lanes.sweep else []
+        if lanes.run:
+            parts += self.rows(state, lanes, cand, ctx.kv)
+        rows = parts[0] if len(parts) == 1 else Rows.concat(parts)
+        rows, reads = with_readers(state, ctx.kv.base, rows, cand, lanes, ctx.model.config.shift)
+        return Plan(rows, self.view(state, ctx.kv), reads, cand.valid)
+
+    def run(self, ctx: Context, state: State, lanes: Lanes, cand: Candidates, plan: Plan | None) -> PassOut:
+        """Do the pass. ``plan`` is what :meth:`plan` gave, possibly extended by a verifier."""
+        assert plan is not None
+        out = compact(ctx, plan, self.score_from)
+        if out.score is not None:
+            scored = torch.zeros(state.slots, dtype=torch.bool, device=state.device)
+            scored[torch.tensor(lanes.live, device=state.device)] = True
+            state.score.copy_(torch.where(scored[:, None], out.score, state.score))
+        return PassOut(out.hidden, count_rows(state, plan.rows), plan.rows, score=out.score)
+
+    def observe(self, state: State, lanes: Lanes, out: PassOut) -> None:
+        """See what the pass and the commits of the step gave; called before the step ends."""
+
+    def context(self, state: State, lanes: Lanes, hidden: Tensor, n: int, kv: KVCache) -> tuple[Tensor, Tensor]:
+        """Rows that a verify pass recomputes beside its views: ``(pos, valid)`` [S, R].
+
+        Args:
+            hidden: [S, L] bool, positions whose originals the views replace.
+            n: how many rows there is room for. Over ``none`` it is every other position, whatever ``n``.
+        """
+        longest = max(lanes.total[s] for s in lanes.live)
+        return leftmost(state.inside & ~hidden, longest)
+
+
+class Rule:
+    """Which drafts of the denoise pass are committed.
+
+    Attributes:
+        measure: what ranks candidates, see :class:`flash_dllm.kernels.head_confidence.HeadSpec`.
+        categorical: tokens are drawn in Dream's form.
+        options: per-request numbers that the rule reads.
+    """
+
+    name = "rule"
+    measure = "prob"
+    categorical = False
+    options: frozenset[str] = frozenset()
+
+    def prepare(self, numbers: Sequence[Mapping[str, float]]) -> None:
+        """The numbers of the live requests changed (host side); a rule may skip what none of them needs."""
+
+    def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
+        """Candidates to commit, [S, C] bool."""
+        raise NotImplementedError
+
+
+@dataclass
+class Second:
+    """What a verify pass or the branch rows gave at their reads, each [S, K].
+
+    ``token`` is the argmax, ``prob`` its probability, ``prob_draft`` that of the draft under test.
+    """
+
+    token: Tensor
+    prob: Tensor
+    prob_draft: Tensor
+
+
+@dataclass
+class Search:
+    """Drafts under test: positions ``pos`` [S, K] in order of confidence, their tokens, and which exist."""
+
+    pos: Tensor
+    token: Tensor
+    valid: Tensor
+
+
+class Verifier:
+    """Checks drafts with views of the canvas (two passes a step) or inside the next pass (folded)."""
+
+    name = "verifier"
+    folded = False
+
+    def scratch(self) -> int:
+        """Key places that its rows need."""
+        return 0
+
+
+@dataclass
+class Method:
+    """A cache policy with a decoding: what ``LLM(model, cache=..., decoding=...)`` builds."""
+
+    cache: CachePolicy
+    schedule: Schedule
+    rule: Rule
+    verifier: Verifier | None = None
+    options: frozenset[str] = frozenset()
+    notes: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.cache.name}+{self.verifier.name if self.verifier else self.rule.name}"
+
+    @property
+    def graphable(self) -> bool:
+        return self.cache.graphable and not self.cache.sync
+
+
+def at_least_best(take: Tensor, key: Tensor, valid: Tensor) -> Tensor:
+    """``take`` [S, C] with the valid candidate of highest ``key`` added (the lower position wins ties)."""
+    ranked = torch.where(valid, key, torch.finfo(key.dtype).min)
+    best = torch.zeros_like(take).scatter_(1, ranked.argmax(1, keepdim=True), True)
+    return (take | best) & valid
+
+
+def prefix_true(flags: Tensor) -> Tensor:
+    """True up to the first False of each row, [S, K] bool."""
+    return flags.long().cumprod(1).bool()

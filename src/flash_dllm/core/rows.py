@@ -1,0 +1,129 @@
+"""Building the rows of a pass and finding the row that predicts a position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .state import State
+from .types import TRASH, Candidates, Group, Lanes, Rows
+
+SWEEP_PAD = 32
+"""Lanes of a sweep share a rectangle when their lengths differ by less than this many rows."""
+
+
+def _pick(x: Tensor, slots: tuple[int, ...], all_slots: int) -> Tensor:
+    if slots == tuple(range(all_slots)):
+        return x
+    return x[torch.tensor(slots, device=x.device)]
+
+
+def rectangle(
+    state: State,
+    base: int,
+    slots: tuple[int, ...],
+    n_keys: int,
+    pos: Tensor,
+    valid: Tensor,
+    *,
+    token: Tensor | None = None,
+    place: Tensor | None = None,
+    rank: Tensor | int = 0,
+    dense: bool = False,
+) -> Rows:
+    """Rows at ``pos`` for each slot of ``slots``.
+
+    Args:
+        base: key places before position 0.
+        n_keys: key places that the rows look at.
+        pos: [S, R] int64 positions for *all* slots; ``valid`` [S, R] bool.
+        token: [S, R] tokens, by default what the canvas holds.
+        place: [S, R] key places, by default each position's own.
+        rank: [S, R] or one number.
+        dense: see :class:`Group`; only for rows that are all valid.
+    """
+    width = pos.shape[1]
+    valid = valid & state.running[:, None]
+    pos = torch.where(valid, pos, 0)
+    if token is None:
+        token = state.ids.gather(1, pos)
+    if place is None:
+        place = pos + base
+    ranks = torch.as_tensor(rank, dtype=torch.int32, device=state.device).expand(pos.shape)
+    slot = torch.arange(state.slots, device=state.device)[:, None].expand(pos.shape)
+    columns = (
+        torch.where(valid, token, 0),
+        pos,
+        slot,
+        torch.where(valid, place, TRASH),
+        ranks,
+        valid,
+    )
+    flat = [_pick(column, slots, state.slots).reshape(-1) for column in columns]
+    return Rows(*flat, groups=[Group(slots, 0, width, n_keys, dense)])
+
+
+def sweep_rows(state: State, base: int, slots: list[int], lanes: Lanes) -> list[Rows]:
+    """Every position of the canvases in ``slots``; lanes of nearly equal length share a rectangle."""
+    parts: list[Rows] = []
+    todo = sorted(slots, key=lambda s: (lanes.total[s], s))
+    while todo:
+        longest = lanes.total[todo[-1]]
+        group = [s for s in todo if lanes.total[s] > longest - SWEEP_PAD]
+        todo = todo[: len(todo) - len(group)]
+        equal = all(lanes.total[s] == longest for s in group)
+        pos = state.order[:longest].expand(state.slots, longest)
+        valid = pos < state.total[:, None]
+        parts.append(
+            rectangle(state, base, tuple(sorted(group)), base + longest, pos, valid, dense=equal)
+        )
+    return parts
+
+
+def row_map(state: State, rows: Rows) -> Tensor:
+    """Index of the row of rank 0 at each position, [S, L] int64, -1 where there is none."""
+    table = torch.full((state.slots * (state.positions + 1),), -1, dtype=torch.int64, device=state.device)
+    usable = rows.valid & (rows.rank == 0)
+    column = torch.where(usable, rows.pos, state.positions)
+    index = torch.arange(len(rows), device=state.device)
+    table.scatter_(0, rows.slot * (state.positions + 1) + column, index)
+    return table.view(state.slots, -1)[:, : state.positions]
+
+
+def predictor(pos: Tensor, shift: bool) -> Tensor:
+    """Position of the row that predicts ``pos``: itself, or the one before it in a shifted model (Dream)."""
+    return (pos - 1).clamp_min(0) if shift else pos
+
+
+def with_readers(
+    state: State, base: int, rows: Rows, cand: Candidates, lanes: Lanes, shift: bool
+) -> tuple[Rows, Tensor]:
+    """Map candidates to the rows that predict them, adding reader rows where a shifted model lacks them.
+
+    A reader row sits at position j-1, sees what rank 0 sees and leaves no key.
+
+    Returns:
+        The rows and ``reads`` [S, C] int64.
+    """
+    at = predictor(cand.pos, shift)
+    reads = row_map(state, rows).gather(1, at)
+    if shift and lanes.run:
+        slots = tuple(lanes.run)
+        n_keys = base + max(lanes.total[s] for s in slots)
+        missing = (reads < 0) & cand.valid
+        trash = torch.full_like(at, TRASH)
+        readers = rectangle(state, base, slots, n_keys, at, missing, place=trash)
+        start = len(rows)
+        rows = Rows.concat([rows, readers])
+        lane = torch.full((state.slots,), 0, dtype=torch.int64, device=state.device)
+        lane[torch.tensor(slots, device=state.device)] = torch.arange(len(slots), device=state.device)
+        width = at.shape[1]
+        own = start + lane[:, None] * width + torch.arange(width, device=state.device)
+        reads = torch.where(missing, own, reads)
+    return rows, reads.clamp_min(0)
+
+
+def count_rows(state: State, rows: Rows) -> Tensor:
+    """Valid rows of each slot, [S] int64."""
+    out = torch.zeros(state.slots, dtype=torch.int64, device=state.device)
+    return out.scatter_add_(0, rows.slot, rows.valid.long())

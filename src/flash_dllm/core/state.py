@@ -1,0 +1,210 @@
+"""Everything that changes while canvases are decoded, as tensors indexed by slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .types import GIVEN, MASKED, NEVER, OUTSIDE, Phase
+
+NUMBERS: dict[str, tuple[torch.dtype, float]] = {
+    "epsilon": (torch.float32, 0.9),
+    "gamma": (torch.float32, 0.8),
+    "factor": (torch.float32, 1.0),
+    "temperature": (torch.float32, 0.0),
+    "top_p": (torch.float32, 1.0),
+    "top_k": (torch.int64, 0),
+    "alg_temp": (torch.float32, 0.0),
+    "t_end": (torch.float32, 1e-3),
+    "cfg_scale": (torch.float32, 0.0),
+    "seed": (torch.int64, 0),
+    "steps": (torch.int64, 1),
+    "block_length": (torch.int64, 32),
+    "suppress": (torch.int64, 0),
+    "stop_at_eos": (torch.bool, True),
+}
+"""Per-request numbers: name -> (dtype, value of an empty slot). Tensors, so that a captured graph reads them."""
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What a request puts into a slot (host side).
+
+    Attributes:
+        ids: token ids of the whole canvas, MASK where something is to be filled in.
+        masked: the positions to fill in.
+        stop_ids: tokens that end the answer.
+        numbers: entries of :data:`NUMBERS`.
+    """
+
+    ids: list[int]
+    masked: list[bool]
+    stop_ids: tuple[int, ...] = ()
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def first(self) -> int:
+        return self.masked.index(True)
+
+
+class State:
+    """The slots of a running engine; all tensors live on ``device`` and are updated in place.
+
+    [S, L]: ``ids`` int64; ``committed_at`` int32, the step at which a position was committed
+    (:data:`GIVEN`, :data:`MASKED` or :data:`OUTSIDE` otherwise); ``fresh`` bool, committed and not recomputed
+    since; ``score`` float32, attention score of the last pass; ``draft_token`` int64 and ``draft_prob`` float32;
+    ``log_prob`` float32 and ``pass_at`` int32 of each commit.
+    [S]: ``phase``, ``step``, ``nfe``, ``rows`` (rows recomputed), ``first``, ``total``, ``stop_pos`` (first
+    committed stop token), ``block``, ``block_step``, ``block_masks`` (current block, steps spent in it, masks it
+    started with), ``bound`` (certificate so far) and the numbers of :data:`NUMBERS`.
+    """
+
+    def __init__(self, slots: int, positions: int, stop_width: int = 8, device: str | torch.device = "cpu"):
+        self.slots, self.positions = slots, positions
+        self.device = torch.device(device)
+
+        def grid(dtype: torch.dtype, value: float) -> Tensor:
+            # One spare column takes the writes of entries that are not selected.
+            return torch.full((slots, positions + 1), value, dtype=dtype, device=self.device)
+
+        def line(dtype: torch.dtype, value: float) -> Tensor:
+            return torch.full((slots,), value, dtype=dtype, device=self.device)
+
+        self._ids = grid(torch.int64, 0)
+        self._committed_at = grid(torch.int32, OUTSIDE)
+        self._fresh = grid(torch.bool, False)
+        self._score = grid(torch.float32, 0.0)
+        self._draft_token = grid(torch.int64, 0)
+        self._draft_prob = grid(torch.float32, 0.0)
+        self._log_prob = grid(torch.float32, 0.0)
+        self._pass_at = grid(torch.int32, 0)
+        self.phase = line(torch.int64, Phase.FREE)
+        self.step = line(torch.int64, 0)
+        self.nfe = line(torch.int64, 0)
+        self.rows = line(torch.int64, 0)
+        self.first = line(torch.int64, 0)
+        self.total = line(torch.int64, 0)
+        self.stop_pos = line(torch.int64, NEVER)
+        self.block = line(torch.int64, -1)
+        self.block_step = line(torch.int64, 0)
+        self.block_masks = line(torch.int64, 0)
+        self.bound = line(torch.float32, 0.0)
+        self.by_confidence = line(torch.int64, 0)
+        self.by_verify = line(torch.int64, 0)
+        self.stop_ids = torch.full((slots, stop_width), -1, dtype=torch.int64, device=self.device)
+        self.num = {name: line(dtype, value) for name, (dtype, value) in NUMBERS.items()}
+
+    ids = property(lambda self: self._ids[:, : self.positions])
+    committed_at = property(lambda self: self._committed_at[:, : self.positions])
+    fresh = property(lambda self: self._fresh[:, : self.positions])
+    score = property(lambda self: self._score[:, : self.positions])
+    draft_token = property(lambda self: self._draft_token[:, : self.positions])
+    draft_prob = property(lambda self: self._draft_prob[:, : self.positions])
+    log_prob = property(lambda self: self._log_prob[:, : self.positions])
+    pass_at = property(lambda self: self._pass_at[:, : self.positions])
+
+    @property
+    def order(self) -> Tensor:
+        """Positions 0 .. L-1, [L] int64."""
+        return torch.arange(self.positions, device=self.device)
+
+    @property
+    def masked(self) -> Tensor:
+        """Positions that still hold MASK, [S, L] bool."""
+        return self.committed_at == MASKED
+
+    @property
+    def known(self) -> Tensor:
+        """Positions that hold a token, given or committed, [S, L] bool."""
+        return self.committed_at < MASKED
+
+    @property
+    def inside(self) -> Tensor:
+        """Positions of the canvas, [S, L] bool."""
+        return self.committed_at < OUTSIDE
+
+    @property
+    def limit(self) -> Tensor:
+        """Where decoding ends: the first committed stop token, else the length, [S] int64."""
+        return torch.where(self.num["stop_at_eos"], torch.minimum(self.stop_pos, self.total), self.total)
+
+    @property
+    def wanted(self) -> Tensor:
+        """Masked positions that are still to be decoded, [S, L] bool."""
+        return self.masked & (self.order < self.limit[:, None])
+
+    @property
+    def running(self) -> Tensor:
+        """Slots that take part in a pass, [S] bool."""
+        return (self.phase == Phase.SWEEP) | (self.phase == Phase.RUN)
+
+    def load(self, slot: int, canvas: Canvas) -> None:
+        """Put a canvas into a slot; nothing of its former tenant stays."""
+        n = len(canvas.ids)
+        if n > self.positions:
+            raise ValueError(f"a canvas of {n} positions does not fit a slot of {self.positions}")
+        self.clear(slot)
+        ids = torch.tensor(canvas.ids, dtype=torch.int64)
+        masked = torch.tensor(canvas.masked)
+        self._ids[slot, :n] = ids.to(self.device)
+        marks = torch.where(masked, MASKED, GIVEN).to(torch.int32)
+        self._committed_at[slot, :n] = marks.to(self.device)
+        self.first[slot], self.total[slot] = canvas.first, n
+        for column, token in enumerate(canvas.stop_ids):
+            self.stop_ids[slot, column] = token
+        for name, value in canvas.numbers.items():
+            self.num[name][slot] = value
+        self.phase[slot] = Phase.SWEEP
+
+    def clear(self, slot: int) -> None:
+        """Make a slot FREE and forget what was in it."""
+        for grid, value in (
+            (self._ids, 0),
+            (self._committed_at, OUTSIDE),
+            (self._fresh, False),
+            (self._score, 0.0),
+            (self._draft_token, 0),
+            (self._draft_prob, 0.0),
+            (self._log_prob, 0.0),
+            (self._pass_at, 0),
+        ):
+            grid[slot] = value
+        for line in (self.step, self.nfe, self.rows, self.first, self.total, self.block_step):
+            line[slot] = 0
+        for line in (self.block_masks, self.bound, self.by_confidence, self.by_verify):
+            line[slot] = 0
+        self.stop_pos[slot], self.block[slot] = NEVER, -1
+        self.stop_ids[slot] = -1
+        for name, (_, value) in NUMBERS.items():
+            self.num[name][slot] = value
+        self.phase[slot] = Phase.FREE
+
+    def put(self, name: str, pos: Tensor, value: Tensor | float | bool, take: Tensor) -> None:
+        """Write ``value`` [S, C] at ``pos`` [S, C] of grid ``name`` where ``take`` [S, C]."""
+        grid: Tensor = getattr(self, "_" + name)
+        where = torch.where(take, pos, self.positions)
+        if not isinstance(value, Tensor):
+            value = torch.full_like(where, value, dtype=grid.dtype)
+        grid.scatter_(1, where, value.to(grid.dtype))
+
+    def commit(self, pos: Tensor, token: Tensor, prob: Tensor, take: Tensor) -> None:
+        """Write ``token`` at ``pos`` where ``take`` (all [S, C]), for good."""
+        self.put("ids", pos, token, take)
+        self.put("committed_at", pos, self.step[:, None].expand_as(pos), take)
+        self.put("fresh", pos, True, take)
+        self.put("log_prob", pos, prob.float().clamp_min(1e-30).log(), take)
+        self.put("pass_at", pos, self.nfe[:, None].expand_as(pos), take)
+        stops = (token[..., None] == self.stop_ids[:, None]).any(-1) & take
+        first = torch.where(stops, pos, NEVER).amin(1)
+        self.stop_pos.copy_(torch.minimum(self.stop_pos, first))
+
+    def end_step(self, done: Tensor) -> None:
+        """Advance the clocks and mark the slots that are ``done`` [S] bool."""
+        running = self.running
+        self.step.add_(running)
+        self.block_step.add_(running)
+        done = running & done
+        after = torch.where(done, int(Phase.DONE), int(Phase.RUN))
+        self.phase.copy_(torch.where(running, after, self.phase))

@@ -1,0 +1,274 @@
+"""One step of every live slot: plan, forward, draft, commit, verify, commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flash_dllm.kernels.head_confidence import HeadOut, HeadSpec, Sampling, confidence, head_logits
+
+from .forward import Context, compact
+from .method import CachePolicy, Method, PassOut, Search, Second, Verifier
+from .noise import CounterNoise, Noise, TorchCPUNoise
+from .rows import count_rows
+from .state import State
+from .types import Candidates, Draft, Lanes, Plan
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which ids may be produced.
+
+    Attributes:
+        n_tokens: ids at or beyond it lie outside the tokenizer.
+        mask_id: never produced.
+        eos_ids: what ``suppress = 1`` (``eos="suppress_logits"``) removes.
+        quiet_ids: what ``suppress = 2`` (``eos="suppress_confidence"``) commits last: EOS and end of turn.
+    """
+
+    n_tokens: int
+    mask_id: int
+    eos_ids: tuple[int, ...] = ()
+    quiet_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class Hints:
+    """What the host knows of the live requests, so that rare paths cost nothing when nobody needs them."""
+
+    sampling: bool = False
+    filters: bool = False
+    suppress: bool = False
+
+
+@dataclass
+class StepRecord:
+    """What happened in a step, as device tensors (nothing is copied unless somebody looks).
+
+    ``passes`` are in order. ``take`` [S, C] are commits by confidence; ``search`` and ``accepted`` [S, K] the
+    drafts under test and those accepted; ``step`` [S] is the step number before the step.
+    """
+
+    step: Tensor
+    cand: Candidates
+    draft: Draft
+    take: Tensor
+    passes: list[PassOut]
+    search: Search | None = None
+    accepted: Tensor | None = None
+    second: Second | None = None
+    swept: tuple[int, ...] = ()
+
+
+class TwoPass(Verifier):
+    """A verifier that runs a second pass after the commits by confidence."""
+
+    def expand(
+        self, state: State, lanes: Lanes, cand: Candidates, draft: Draft, taken: Tensor, policy: CachePolicy,
+        ctx: Context,
+    ) -> tuple[Search, Plan]:
+        """The drafts to test and the rows of the second pass; its reads [S, K] are the mask views."""
+        raise NotImplementedError
+
+    def accept(self, state: State, search: Search, second: Second) -> Tensor:
+        """Accepted drafts, [S, K] bool, a prefix of the search order."""
+        raise NotImplementedError
+
+
+class Folded(Verifier):
+    """A verifier whose rows ride in the denoise pass (folded branch decoding)."""
+
+    folded = True
+
+    def fold(self, state: State, lanes: Lanes, cand: Candidates, plan: Plan, ctx: Context) -> tuple[Search, Plan]:
+        """Drafts left from the last step, and ``plan`` with the branch rows added.
+
+        The plan's reads become [S, C * (K + 1)]: the canvas candidates, then each branch's.
+        """
+        raise NotImplementedError
+
+    def settle(
+        self, state: State, search: Search, cand: Candidates, seen: HeadOut
+    ) -> tuple[Tensor, Draft, Second]:
+        """Decide from what the canvas rows and the branches saw.
+
+        Args:
+            seen: fields are [S, K + 1, C]; entry 0 is the canvas, entry k branch k; ``prob_wanted`` of entry k
+                is the probability of draft k's token.
+
+        Returns:
+            Accepted drafts [S, K]; the draft of the rest of the step [S, C] (branch a's); what was seen.
+        """
+        raise NotImplementedError
+
+    def remember(self, state: State, cand: Candidates, draft: Draft, taken: Tensor) -> None:
+        """Keep the drafts of the uncommitted candidates for the next step."""
+        raise NotImplementedError
+
+
+class Decoder:
+    """Runs steps of one method over the slots of a state.
+
+    Args:
+        ctx: model, cache and rotary tables.
+        state: the slots.
+        method: cache policy, schedule, rule and verifier.
+        vocabulary: which ids may be produced.
+        noise: where random numbers come from.
+    """
+
+    def __init__(
+        self, ctx: Context, state: State, method: Method, vocabulary: Vocabulary, noise: Noise | None = None
+    ) -> None:
+        self.ctx, self.state, self.method = ctx, state, method
+        self.vocabulary = vocabulary
+        self.noise: Noise = noise or CounterNoise()
+        self.hints = Hints()
+
+    @torch.inference_mode()
+    def step(self, lanes: Lanes) -> StepRecord:
+        """One commit round of every live slot.
+        """
+        state, method, policy = self.state, self.method, self.method.cache
+        before = state.step.clone()
+        cand = method.schedule.candidates(state, lanes.width)
+        cand = Candidates(cand.pos, cand.valid & state.running[:, None])
+        lanes = self._with_due(lanes)
+        self.noise.begin(state.num["seed"], state.step, max(lanes.total[s] for s in lanes.live))
+        plan = policy.plan(state, lanes, cand, self.ctx) if policy.loop == "compact" else None
+        if isinstance(method.verifier, Folded):
+            record = self._folded(method.verifier, lanes, cand, plan)
+        else:
+            record = self._two_pass(lanes, cand, plan)
+        record.step, record.swept = before, tuple(lanes.sweep)
+        policy.observe(state, lanes, record.passes[0])
+        state.end_step(method.schedule.done(state))
+        return record
+
+    def _with_due(self, lanes: Lanes) -> Lanes:
+        policy = self.method.cache
+        if policy.always_sweeps():
+            return replace(lanes, sweep=lanes.live, run=[])
+        if not policy.sync or not lanes.run:
+            return lanes
+        due = policy.due(self.state)
+        if due is None:
+            return lanes
+        flags: list[bool] = due.tolist()
+        return replace(
+            lanes,
+            sweep=lanes.sweep + [s for s in lanes.run if flags[s]],
+            run=[s for s in lanes.run if not flags[s]],
+        )
+
+    def _two_pass(self, lanes: Lanes, cand: Candidates, plan: Plan | None) -> StepRecord:
+        state, method = self.state, self.method
+        out = method.cache.run(self.ctx, state, lanes, cand, plan)
+        self._count(out)
+        draft = self._read(out.hidden, cand, lanes)
+        take = method.rule.commit(state, cand, draft, self.noise) & cand.valid
+        self._commit(lanes, cand, draft, take)
+        record = StepRecord(state.step, cand, draft, take, [out])
+        if isinstance(method.verifier, TwoPass):
+            self._verify(method.verifier, lanes, record)
+        return record
+
+    def _verify(self, verifier: TwoPass, lanes: Lanes, record: StepRecord) -> None:
+        state = self.state
+        search, plan = verifier.expand(
+            state, lanes, record.cand, record.draft, record.take, self.method.cache, self.ctx
+        )
+        back = compact(self.ctx, plan)
+        out = PassOut(back.hidden, count_rows(state, plan.rows), plan.rows, kind="verify")
+        self._count(out)
+        seen = self._head(back.hidden, search.token)
+        assert seen.prob_wanted is not None
+        shape = search.pos.shape
+        second = Second(*(t.view(shape) for t in (seen.token, seen.prob, seen.prob_wanted)))
+        accepted = verifier.accept(state, search, second)
+        state.commit(search.pos, search.token, second.prob_draft, accepted)
+        state.by_verify.add_(accepted.sum(1))
+        record.passes.append(out)
+        record.search, record.accepted, record.second = search, accepted, second
+
+    def _folded(self, verifier: Folded, lanes: Lanes, cand: Candidates, plan: Plan | None) -> StepRecord:
+        state, method = self.state, self.method
+        assert plan is not None
+        search, plan = verifier.fold(state, lanes, cand, plan, self.ctx)
+        out = method.cache.run(self.ctx, state, lanes, cand, plan)
+        self._count(out)
+        shape = (state.slots, search.pos.shape[1] + 1, cand.pos.shape[1])
+        tested = torch.cat([search.token, torch.zeros_like(search.token[:, :1])], 1)
+        flat = self._head(out.hidden, tested[..., None].expand(shape).flatten(1))
+        assert flat.prob_wanted is not None
+        parts = (flat.token, flat.prob, flat.measure, flat.prob_wanted)
+        seen = HeadOut(*(t.view(shape) for t in parts))
+        accepted, draft, second = verifier.settle(state, search, cand, seen)
+        state.commit(search.pos, search.token, second.prob_draft, accepted)
+        state.by_verify.add_(accepted.sum(1))
+        left = Candidates(cand.pos, cand.valid & state.wanted.gather(1, cand.pos))
+        take = method.rule.commit(state, left, draft, self.noise) & left.valid
+        self._commit(lanes, left, draft, take)
+        verifier.remember(state, left, draft, take)
+        return StepRecord(state.step, left, draft, take, [out], search, accepted, second)
+
+    def _count(self, out: PassOut) -> None:
+        self.state.rows.add_(out.recomputed)
+        self.state.nfe.add_(out.recomputed > 0)
+
+    def _commit(self, lanes: Lanes, cand: Candidates, draft: Draft, take: Tensor) -> None:
+        for main, shadow in lanes.partner.items():
+            take[shadow] = take[main]
+            draft.token[shadow], draft.prob[shadow] = draft.token[main], draft.prob[main]
+        self.state.commit(cand.pos, draft.token, draft.prob, take)
+        self.state.by_confidence.add_(take.sum(1))
+        for main, shadow in lanes.partner.items():
+            self.state.stop_pos[shadow] = self.state.stop_pos[main]
+
+    def _spec(self, rows_of: int, cand: Candidates | None) -> HeadSpec:
+        """Head options for ``rows_of`` reads a slot."""
+        state, vocabulary, rule = self.state, self.vocabulary, self.method.rule
+        suppress = sampling = None
+        if self.hints.suppress:
+            suppress = state.num["suppress"].repeat_interleave(rows_of)
+        if self.hints.sampling and cand is not None:
+            numbers = {k: state.num[k].repeat_interleave(rows_of) for k in ("temperature", "top_p", "top_k")}
+            noise, pos, valid = self.noise, cand.pos, cand.valid
+            choose = None
+            if isinstance(noise, TorchCPUNoise):
+                choose = partial(noise.choose, valid=valid)
+            sampling = Sampling(
+                **numbers,
+                uniform=partial(noise.per_token, pos),
+                categorical=rule.categorical,
+                filters=self.hints.filters,
+                choose=choose,
+            )
+        return HeadSpec(
+            vocabulary.n_tokens, vocabulary.mask_id, rule.measure, suppress,
+            vocabulary.eos_ids, vocabulary.quiet_ids, sampling,
+        )
+
+    def _read(self, hidden: Tensor, cand: Candidates, lanes: Lanes) -> Draft:
+        """Drafts of the candidates from their hidden states [S, C, d]."""
+        shape = hidden.shape[:2]
+        spec = self._spec(shape[1], cand)
+        logits = head_logits(hidden.flatten(0, 1), self.ctx.model.head)
+        if lanes.partner:
+            logits = self._guide(logits.unflatten(0, shape), lanes).flatten(0, 1)
+        out = confidence(logits, spec)
+        return Draft(*(t.view(shape) for t in (out.token, out.prob, out.measure)))
+
+    def _guide(self, logits: Tensor, lanes: Lanes) -> Tensor:
+        """Classifier-free guidance (LLaDA): unconditional + (w + 1) (conditional - unconditional)."""
+        for main, shadow in lanes.partner.items():
+            base = logits[shadow]
+            logits[main] = base + (self.state.num["cfg_scale"][main] + 1) * (logits[main] - base)
+        return logits
+
+    def _head(self, hidden: Tensor, wanted: Tensor) -> HeadOut:
+        spec = replace(self._spec(wanted.shape[1], None), wanted=wanted.flatten(), measure="prob")
+        return confidence(head_logits(hidden.flatten(0, 1), self.ctx.model.head), spec)

@@ -1,0 +1,1 @@
+"""Requests, slots and the loop that keeps them busy."""

@@ -1,0 +1,260 @@
+"""The engine: seats requests in slots, runs steps, hands out what is finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flash_dllm.core.cache import KVCache
+from flash_dllm.core.forward import Context
+from flash_dllm.core.method import Method
+from flash_dllm.core.noise import Noise
+from flash_dllm.core.state import State
+from flash_dllm.core.step import Decoder, StepRecord, Vocabulary
+from flash_dllm.core.types import MASKED, NEVER, Phase
+from flash_dllm.models.layers import Model
+
+from .request import Finished, Request, RequestError
+from .scheduler import Scheduler
+
+Text = Callable[[list[int]], str]
+Observer = Callable[["Engine", StepRecord], None]
+
+
+@dataclass
+class Totals:
+    """Counters of a run: steps of the engine, launches of a pass, requests by outcome, rows recomputed."""
+
+    steps: int = 0
+    passes: int = 0
+    rows: int = 0
+    finished: int = 0
+    failed: int = 0
+    aborted: int = 0
+
+
+class Engine:
+    """Decodes canvases of token ids with one method, ``slots`` at a time.
+
+    Args:
+        model: weights; their device and dtype are the engine's.
+        method: what to run.
+        vocabulary: which ids may be produced.
+        slots: canvases decoded at the same time.
+        positions: longest canvas.
+        text: decodes ids, needed for stop strings only.
+        noise: source of random numbers; the default does not depend on the batch.
+        observer: called after each step (event log, live canvas).
+
+    Not thread-safe: one thread calls :meth:`add`, :meth:`step` and :meth:`abort`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        vocabulary: Vocabulary,
+        *,
+        slots: int = 1,
+        positions: int | None = None,
+        text: Text | None = None,
+        noise: Noise | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.model, self.method, self.vocabulary = model, method, vocabulary
+        self.positions = positions or model.config.max_positions
+        scratch = method.verifier.scratch() if method.verifier else 0
+        kv = KVCache.allocate(model.config, slots, self.positions, scratch, model.embed)
+        self.state = State(slots, self.positions, device=model.device)
+        self.decoder = Decoder(
+            Context.build(model, kv, self.positions), self.state, method, vocabulary, noise
+        )
+        self.scheduler = Scheduler(slots)
+        self.text, self.observer = text, observer
+        self.totals = Totals()
+
+    @property
+    def slots(self) -> int:
+        return self.state.slots
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, nothing running."""
+        return not self.scheduler.queue and not self.scheduler.busy
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: the canvas is empty, has nothing to fill in, is too long, or holds a bad id.
+        """
+        canvas = request.canvas
+        if not any(canvas.masked):
+            raise RequestError("the canvas has no masked position to fill in")
+        if len(canvas.ids) > self.positions:
+            raise RequestError(
+                f"the canvas has {len(canvas.ids)} positions (prompt and answer), more than max_model_len="
+                f"{self.positions}"
+            )
+        rows = self.model.config.vocab_size
+        for token in canvas.ids:
+            if not 0 <= token < rows:
+                raise RequestError(f"token id {token} is outside the vocabulary of {rows}")
+        if request.stop_strings and self.text is None:
+            raise RequestError("stop strings need a tokenizer, and this checkpoint has none")
+        if len(canvas.stop_ids) > self.state.stop_ids.shape[1]:
+            raise RequestError(f"{len(canvas.stop_ids)} stop token ids; at most {self.state.stop_ids.shape[1]}")
+        if request.shadow is not None and not self.method.cache.supports_cfg:
+            raise RequestError(f"cache={self.method.cache.name!r} has no classifier-free guidance (cfg_scale)")
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a queued or running request; its slot is free for the next step."""
+        for request in list(self.scheduler.queue):
+            if request.id == request_id:
+                self.scheduler.queue.remove(request)
+                self.totals.aborted += 1
+                return True
+        for slot in self.scheduler.main_slots():
+            seated = self.scheduler.seated[slot]
+            if seated is not None and seated.id == request_id:
+                self._release(slot)
+                self.totals.aborted += 1
+                return True
+        return False
+
+    def step(self) -> list[Finished]:
+        """Seat what waits, run one step of every live slot, return what ended."""
+        for slot, request in self.scheduler.admit():
+            self._seat(slot, request)
+        if not self.scheduler.busy:
+            return []
+        lanes = self.scheduler.lanes(self._width())
+        record = self.decoder.step(lanes)
+        self.totals.steps += 1
+        self.totals.passes += len(record.passes)
+        if self.observer is not None:
+            self.observer(self, record)
+        return self._collect(record)
+
+    def _seat(self, slot: int, request: Request) -> None:
+        request.started = time.perf_counter()
+        self.state.load(slot, request.canvas)
+        self.method.cache.reset(slot)
+        if request.shadow is not None:
+            other = self.scheduler.partner[slot]
+            self.state.load(other, request.shadow)
+            self.method.cache.reset(other)
+        live = [r for r in self.scheduler.seated if r is not None]
+        numbers = [r.canvas.numbers for r in live]
+        hints = self.decoder.hints
+        hints.filters = any(n.get("top_p", 1) < 1 or n.get("top_k", 0) > 0 for n in numbers)
+        # Dream filters the distribution at temperature 0 too.
+        hot = any(n.get("temperature", 0) > 0 for n in numbers)
+        hints.sampling = hot or (hints.filters and self.method.rule.categorical)
+        hints.suppress = any(n.get("suppress", 0) > 0 for n in numbers)
+        self.method.rule.prepare(numbers)
+
+    def _width(self) -> int:
+        live = [r for r in self.scheduler.seated if r is not None]
+        lengths = [len(r.canvas.ids) - r.canvas.first for r in live]
+        blocks = [int(r.canvas.numbers.get("block_length", 32)) for r in live]
+        return self.method.schedule.width(lengths, blocks)
+
+    def _collect(self, record: StepRecord) -> list[Finished]:
+        state = self.state
+        bad = (~record.draft.prob.isfinite() & record.cand.valid).any(1)
+        status = torch.stack([state.phase, bad.long()]).tolist()
+        out: list[Finished] = []
+        for slot in self.scheduler.main_slots():
+            if status[1][slot]:
+                out.append(self._finish(slot, "error", None, "the model gave non-finite logits"))
+            elif (cut := self._stop_string(slot)) is not None:
+                out.append(self._finish(slot, "stop", cut[1], end=cut[0]))
+            elif status[0][slot] == Phase.DONE:
+                out.append(self._finish(slot, "", None))
+        return out
+
+    def _stop_string(self, slot: int) -> tuple[int, str] | None:
+        """Position and text of the first stop string inside the committed prefix."""
+        request = self.scheduler.seated[slot]
+        if request is None or not request.stop_strings or self.text is None:
+            return None
+        ids = self.answer_prefix(slot)
+        text = self.text(ids)
+        hits = [(text.find(s), s) for s in request.stop_strings if s in text]
+        if not hits:
+            return None
+        at, stop = min(hits)
+        return request.canvas.first + tokens_before(self.text, ids, at), stop
+
+    def answer_prefix(self, slot: int) -> list[int]:
+        """Tokens from the first masked position up to the first one that is still MASK or a stop token."""
+        state = self.state
+        first, end = int(state.first[slot]), int(state.limit[slot])
+        open_ = (state.committed_at[slot, first:end] == MASKED).nonzero()
+        if len(open_):
+            end = first + int(open_[0])
+        ids: list[int] = state.ids[slot, first:end].tolist()
+        return ids
+
+    def _finish(
+        self, slot: int, reason: str, stop: str | int | None, error: str | None = None, end: int | None = None
+    ) -> Finished:
+        state, request = self.state, self.scheduler.seated[slot]
+        assert request is not None and request.started is not None
+        n = len(request.canvas.ids)
+        ids: list[int] = state.ids[slot, :n].tolist()
+        stop_pos = int(state.stop_pos[slot])
+        if not reason:
+            reason = "stop" if stop_pos < NEVER and bool(state.num["stop_at_eos"][slot]) else "length"
+        if stop is None and reason == "stop":
+            stop = ids[stop_pos]
+        now = time.perf_counter()
+        finished = Finished(
+            request=request,
+            ids=ids,
+            end=min(stop_pos, n) if end is None else end,
+            reason=reason,
+            stop_reason=stop,
+            steps=int(state.step[slot]),
+            nfe=int(state.nfe[slot]),
+            rows=int(state.rows[slot]),
+            seconds=now - request.started,
+            queued=request.started - request.arrived,
+            log_probs=state.log_prob[slot, :n].tolist(),
+            passes=state.pass_at[slot, :n].tolist(),
+            bound=float(state.bound[slot]),
+            by_confidence=int(state.by_confidence[slot]),
+            by_verify=int(state.by_verify[slot]),
+            error=error,
+        )
+        for other in [s for s in (self.scheduler.partner.get(slot),) if s is not None]:
+            finished.nfe += int(state.nfe[other])
+            finished.rows += int(state.rows[other])
+        self.totals.rows += finished.rows
+        if error:
+            self.totals.failed += 1
+        else:
+            self.totals.finished += 1
+        self._release(slot)
+        return finished
+
+    def _release(self, slot: int) -> None:
+        for freed in self.scheduler.release(slot):
+            self.state.clear(freed)
+
+
+def tokens_before(text: Text, ids: list[int], chars: int) -> int:
+    """How many of ``ids`` lie wholly before character ``chars`` of their text."""
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(text(ids[:middle])) <= chars:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,177 @@
+"""LM head with token choice and confidence, for the rows that are read and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NEG_INF = float("-inf")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. One entry of each tensor a row; temperature 0 means argmax.
+
+    Attributes:
+        temperature: [M] float32.
+        top_p: [M] float32, 1 keeps everything.
+        top_k: [M] int64, 0 keeps everything.
+        uniform: gives [M, V] float64 in (0, 1) for Gumbel noise.
+        categorical: Dream's form: temperature and filters change the distribution *before* the confidence is
+            taken, and the confidence is that distribution's probability of the drawn token.
+        filters: False when no row uses top_p or top_k, which saves sorting the vocabulary.
+        choose: draws an index from probabilities [M, V] -> [M]; None uses the Gumbel noise. It exists for the
+            published traces, which used ``torch.multinomial``.
+    """
+
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    uniform: Callable[[int], Tensor]
+    categorical: bool = False
+    filters: bool = True
+    choose: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """What the head does with the logits of M rows.
+
+    Attributes:
+        n_tokens: ids at or beyond it are never chosen (they lie beyond the tokenizer).
+        mask_id: never chosen.
+        measure: what ranks the rows: ``prob`` (probability of the token), ``margin`` (top-1 minus top-2) or
+            ``neg_entropy`` (sum p log p), as in Dream.
+        suppress: [M] int64 or None: 1 gives EOS the logit -inf, 2 takes away the confidence of EOS and EoT
+            (LLaDA's ``logits_eos_inf`` and ``confidence_eos_eot_inf``).
+        eos_ids, quiet_ids: the ids that 1 and 2 act on.
+        sampling: None for argmax.
+        wanted: [M] int64 or None: report the probability of these tokens too.
+    """
+
+    n_tokens: int
+    mask_id: int
+    measure: str = "prob"
+    suppress: Tensor | None = None
+    eos_ids: tuple[int, ...] = ()
+    quiet_ids: tuple[int, ...] = ()
+    sampling: Sampling | None = None
+    wanted: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class HeadOut:
+    """Per row: the chosen ``token`` [M] int64, its ``prob`` and the ``measure`` [M] float32 that ranks it, and
+    ``prob_wanted`` [M] float32 where tokens were asked for."""
+
+    token: Tensor
+    prob: Tensor
+    measure: Tensor
+    prob_wanted: Tensor | None = None
+
+
+def head_logits(h: Tensor, weight: Tensor) -> Tensor:
+    """Logits [M, V] in float32 of final-normed rows ``h`` [M, d] under the LM head ``weight`` [V, d]."""
+    return F.linear(h, weight).float()
+
+
+def head_confidence(h: Tensor, weight: Tensor, spec: HeadSpec) -> HeadOut:
+    """LM head, then :func:`confidence`."""
+    return confidence(head_logits(h, weight), spec)
+
+
+def confidence(logits: Tensor, spec: HeadSpec) -> HeadOut:
+    """Choose a token a row and measure how sure the model is of it.
+
+    Probabilities are those of the whole vocabulary: a token that may not be chosen keeps its mass.
+
+    Args:
+        logits: [M, V] float32.
+        spec: see :class:`HeadSpec`.
+    """
+    for_confidence = logits
+    if spec.suppress is not None:
+        logits = _without(logits, spec.eos_ids, spec.suppress == 1)
+        for_confidence = _without(logits, spec.quiet_ids, spec.suppress == 2)
+    allowed = _without(logits, (spec.mask_id,), None)
+    allowed = allowed[:, : spec.n_tokens]
+    sampling = spec.sampling
+    if sampling is not None and sampling.categorical:
+        shaped = _filtered(_tempered(allowed, sampling.temperature), sampling)
+        token = _draw(shaped, sampling)
+        for_confidence = _filtered(_tempered(for_confidence, sampling.temperature), sampling)
+    elif sampling is not None:
+        token = _gumbel_argmax(allowed, sampling)
+    else:
+        token = allowed.argmax(-1)
+    log_z = for_confidence.logsumexp(-1)
+    prob = (for_confidence.gather(-1, token[:, None])[:, 0] - log_z).exp()
+    wanted = None
+    if spec.wanted is not None:
+        wanted = (for_confidence.gather(-1, spec.wanted[:, None])[:, 0] - log_z).exp()
+    return HeadOut(token, prob, _measure(for_confidence, log_z, prob, spec.measure), wanted)
+
+
+def _measure(logits: Tensor, log_z: Tensor, prob: Tensor, kind: str) -> Tensor:
+    if kind == "prob":
+        return prob
+    probs = (logits - log_z[:, None]).exp()
+    if kind == "margin":
+        top = probs.topk(2, dim=-1).values
+        return top[:, 0] - top[:, 1]
+    if kind == "neg_entropy":
+        return (probs * (probs + 1e-10).log()).sum(-1)
+    raise ValueError(f"unknown confidence measure {kind!r}; known: prob, margin, neg_entropy")
+
+
+def _without(logits: Tensor, ids: tuple[int, ...], rows: Tensor | None) -> Tensor:
+    """``logits`` with -inf at ``ids`` (for the rows flagged)."""
+    if not ids:
+        return logits
+    logits = logits.clone()
+    for token in ids:
+        column = logits[:, token]
+        logits[:, token] = NEG_INF if rows is None else torch.where(rows, NEG_INF, column)
+    return logits
+
+
+def _tempered(logits: Tensor, temperature: Tensor) -> Tensor:
+    return logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+
+
+def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Nucleus and top-k filter; the most probable token always stays."""
+    if not sampling.filters:
+        return logits
+    ordered, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    mass = ordered.softmax(-1).cumsum(-1)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    before = torch.cat([mass.new_zeros(mass.shape[0], 1), mass[:, :-1]], -1)
+    keep = before <= sampling.top_p[:, None]
+    keep &= (rank < sampling.top_k[:, None]) | (sampling.top_k[:, None] <= 0)
+    keep[:, 0] = True
+    return torch.full_like(logits, NEG_INF).scatter(-1, order, ordered.masked_fill(~keep, NEG_INF))
+
+
+def _gumbel_argmax(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Draw from softmax(logits / T) by Gumbel noise in float64 (LLaDA); argmax where T is 0."""
+    shaped = _filtered(_tempered(logits, sampling.temperature), sampling)
+    kept = torch.where(shaped == NEG_INF, shaped, logits).double()
+    gumbel = -torch.log(-torch.log(sampling.uniform(logits.shape[-1])))
+    return (kept + sampling.temperature.double()[:, None] * gumbel).argmax(-1)
+
+
+def _draw(logits: Tensor, sampling: Sampling) -> Tensor:
+    best = logits.argmax(-1)
+    if sampling.choose is not None:
+        if not bool((sampling.temperature > 0).any()):
+            return best
+        drawn = sampling.choose(logits.softmax(-1))
+    else:
+        gumbel = -torch.log(-torch.log(sampling.uniform(logits.shape[-1])))
+        drawn = (logits.double() + gumbel).argmax(-1)
+    return torch.where(sampling.temperature > 0, drawn, best)

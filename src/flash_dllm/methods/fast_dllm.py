@@ -1,0 +1,116 @@
+"""Fast-dLLM (arXiv 2505.22618): confidence-aware parallel decoding, and the block-wise prefix and dual caches.
+
+Rules: ``threshold`` commits candidates with confidence >= epsilon (section 3.3), ``factor`` the largest n with
+(n + 1)(1 - c_(n)) < f, as later versions of the code do it; both commit at least the best one.
+Caches: at each block's start one pass over the whole canvas, which also commits; then ``prefix`` recomputes the
+block and everything behind it, ``dual`` the block alone. Keys of the rest stay as the block's first pass left
+them. Defaults: block 32, epsilon 0.9. Cost: T rows a block, then T - start (prefix) or B (dual) rows a step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_dllm.core.cache import KVCache
+from flash_dllm.core.method import Blocks, CachePolicy, Rule, at_least_best, prefix_true
+from flash_dllm.core.noise import Noise
+from flash_dllm.core.rows import rectangle
+from flash_dllm.core.select import leftmost, rank_of
+from flash_dllm.core.state import State
+from flash_dllm.core.types import Candidates, Draft, Lanes, Rows
+
+
+class Threshold(Rule):
+    """Candidates with confidence >= epsilon, else the best one."""
+
+    name = "threshold"
+    options = frozenset({"epsilon", "block_length", "temperature", "top_p", "top_k", "eos", "cfg_scale"})
+
+    def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
+        take = draft.confidence >= state.num["epsilon"][:, None]
+        return at_least_best(take, draft.confidence, cand.valid)
+
+
+class Factor(Rule):
+    """As many candidates as their confidences carry: the n-th needs at least 1 - f / (n + 1).
+
+    If the search reaches the last candidate, all are committed, that one's bound met or not (as published).
+    """
+
+    name = "factor"
+    options = (Threshold.options - {"epsilon"}) | {"factor"}
+
+    def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
+        rank = rank_of(draft.confidence, cand.valid)
+        bound = 1 - state.num["factor"][:, None] / (rank + 2)
+        meets = (draft.confidence >= bound) | (rank == 0)
+        order = torch.empty_like(rank).scatter_(1, rank, torch.arange(rank.shape[1]).to(rank).expand_as(rank))
+        count = prefix_true(meets.gather(1, order) & cand.valid.gather(1, order)).sum(1)
+        total = cand.valid.sum(1)
+        count = torch.where(count >= total - 1, total, count)
+        return (rank < count[:, None]) & cand.valid
+
+
+class BlockCache(CachePolicy):
+    """Whole refresh at block boundaries."""
+
+    graphable = False
+    sync = True
+    supports_cfg = False
+
+    def due(self, state: State) -> Tensor | None:
+        return state.block_step == 0
+
+    def fed(self, state: State) -> Tensor:
+        """Positions recomputed between refreshes, [S, L] bool."""
+        raise NotImplementedError
+
+    def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
+        flags = self.fed(state)
+        slots = tuple(lanes.run)
+        widest = int(flags.sum(1)[list(slots)].max())
+        pos, valid = leftmost(flags, widest)
+        n_keys = kv.base + max(lanes.total[s] for s in slots)
+        return [rectangle(state, kv.base, slots, n_keys, pos, valid)]
+
+
+class PrefixCache(BlockCache):
+    """Recompute the block and everything behind it."""
+
+    name = "prefix"
+
+    def fed(self, state: State) -> Tensor:
+        start = state.first + state.block * state.num["block_length"]
+        return state.inside & (state.order >= start[:, None])
+
+
+class DualCache(BlockCache):
+    """Recompute the block."""
+
+    name = "dual"
+
+    def fed(self, state: State) -> Tensor:
+        size = state.num["block_length"]
+        start = state.first + state.block * size
+        return state.inside & (state.order >= start[:, None]) & (state.order < (start + size)[:, None])
+
+
+class AsReleased(Blocks):
+    """The first public code runs a cached pass over every block, finished or not: one wasted pass a block."""
+
+    name = "blocks-as-released"
+
+    def _holds(self, state: State) -> Tensor:
+        return state.running & (state.block_step == 1)
+
+    def enter(self, state: State) -> Tensor:
+        hold, block = self._holds(state), state.block.clone()
+        step, masks = state.block_step.clone(), state.block_masks.clone()
+        super().enter(state)
+        for line, kept in ((state.block, block), (state.block_step, step), (state.block_masks, masks)):
+            line.copy_(torch.where(hold, kept, line))
+        return state.first + state.block * state.num["block_length"]
+
+    def done(self, state: State) -> Tensor:
+        return super().done(state) & (state.block_step > 0)

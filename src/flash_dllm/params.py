@@ -1,0 +1,101 @@
+"""Every option, in one place. Command line, YAML, Python and HTTP fields all come from these models.
+
+Unknown names are refused; an option that the chosen method does not read is refused where the method is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+EosPolicy = Literal["keep", "suppress_logits", "suppress_confidence"]
+AcceptRule = Literal["product", "paper"]
+
+
+class SamplingParams(BaseModel):
+    """Options of one request.
+
+    Fields that are left out take the default of the model (``max_tokens``) or of the decoding method; giving a field
+    that the method does not read is an error.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_tokens: int | None = Field(None, ge=1, description="answer length in tokens; default: the model's own")
+    temperature: float = Field(0.0, ge=0.0, le=100.0, description="0 takes the most probable token")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus: smallest set of tokens with this mass")
+    top_k: int = Field(0, ge=0, description="keep the k most probable tokens; 0 keeps all")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the request's own noise; same seed, same answer")
+    stop: tuple[str, ...] = Field((), description="strings that end the answer (cut before them)")
+    stop_token_ids: tuple[int, ...] | None = Field(None, description="default: the model's EOS and end of turn")
+    stop_at_eos: bool = Field(True, description="end once everything before the first stop token is there")
+    n: int = Field(1, ge=1, le=128, description="answers per prompt (seeds seed, seed + 1, ...)")
+    logprobs: bool = Field(False, description="report log confidence at commit and the pass of each commit")
+    skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
+
+    steps: int | None = Field(None, ge=1, description="fixed schedules: number of steps; default one a token")
+    block_length: int | None = Field(None, ge=1, description="semi-autoregressive block, in tokens")
+    epsilon: float | None = Field(None, gt=0.0, le=1.0, description="confidence that commits a token at once")
+    gamma: float | None = Field(None, gt=0.0, le=2.0, description="verification threshold; above 1: accept none")
+    rule: AcceptRule | None = Field(None, description="how verification accepts drafts")
+    factor: float | None = Field(None, gt=0.0, description="Fast-dLLM's factor f")
+    alg_temp: float | None = Field(None, ge=0.0, description="Dream: noise in the choice of positions")
+    t_end: float | None = Field(None, gt=0.0, lt=1.0, description="Dream: eps, where its time schedule ends")
+    cfg_scale: float | None = Field(None, ge=0.0, description="classifier-free guidance strength")
+    eos: EosPolicy = Field("keep", description="EOS as it comes, never produced, or committed last")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_string(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not s for s in value):
+            raise ValueError("an empty stop string would end every answer at once")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SamplingParams:
+        if self.temperature == 0.0 and self.n > 1 and "n" in self.model_fields_set:
+            raise ValueError(f"n={self.n} with temperature 0 gives {self.n} equal answers; set a temperature")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The method options that were set, by name."""
+        names = METHOD_FIELDS & self.model_fields_set
+        return {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
+
+
+METHOD_FIELDS = frozenset(
+    {
+        "temperature", "top_p", "top_k", "steps", "block_length", "epsilon", "gamma", "rule", "factor",
+        "alg_temp", "t_end", "cfg_scale", "eos",
+    }
+)  # fmt: skip
+"""Fields of :class:`SamplingParams` whose use depends on the method."""
+
+
+class EngineArgs(BaseModel):
+    """Options of an engine.
+
+    ``options`` are those of the method (``window``, ``lookahead``, ``track``, ...); each method names its own and
+    refuses others.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("flash-dllm/tiny-llada", description="folder, hub id or bundled name")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub id")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of the weights")
+    device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes a GPU if there is one")
+    cache: str | None = Field(None, description="cache policy; default: see `flash-dllm methods`")
+    decoding: str | None = Field(None, description="decoding; default: see `flash-dllm methods`")
+    preset: str | None = Field(None, description="settings of the paper by task, or the released code's")
+    max_num_seqs: int | None = Field(None, ge=1, le=4096, description="slots decoded at the same time")
+    max_model_len: int | None = Field(None, ge=2, description="longest canvas (prompt and answer), in tokens")
+    chat_template: str | None = Field(None, description="file or text that replaces the model's own")
+    seed: int = Field(0, ge=0, lt=2**63, description="default seed of requests that give none")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the method")

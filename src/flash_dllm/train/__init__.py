@@ -1,0 +1,1 @@
+"""A trainer for small masked diffusion models: task generator, tokenizer, data workers, optimisers, export."""

@@ -1,0 +1,36 @@
+"""Options and fixtures of the whole test suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden-dir", default=str(GOLDEN), help="folder of golden models and traces")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.fixture(scope="session")
+def golden_dir(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.getoption("--golden-dir"))
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh uninitialised tensors hold NaN, so that reading one shows."""
+    plain = torch.empty_like
+
+    def empty_like(*args, **kwargs):  # type: ignore[no-untyped-def]
+        out = plain(*args, **kwargs)
+        return out.fill_(float("nan")) if out.is_floating_point() else out
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)

@@ -1,0 +1,1 @@
+"""Running the engine against traces of the published implementations."""
