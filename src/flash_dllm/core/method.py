@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,12 @@ from .forward import Context, compact
 from .noise import Noise
 from .rows import count_rows, sweep_rows, with_readers
 from .select import leftmost
-from .state import State
+from .state import Canvas, State
 from .types import Candidates, Draft, Lanes, Plan, Rows, View
 from .visibility import canvas_view
+
+if TYPE_CHECKING:
+    from .step import StepRecord
 
 
 class Schedule:
@@ -52,6 +56,9 @@ class Window(Schedule):
         return self.size
 
     def candidates(self, state: State, width: int) -> Candidates:
+        fresh = state.running & (state.step == 0)
+        state.blocks.copy_(torch.where(fresh, 1, state.blocks))
+        state.block_masks.copy_(torch.where(fresh, state.masked.sum(1), state.block_masks))
         return Candidates(*leftmost(state.wanted, width))
 
 
@@ -71,6 +78,8 @@ class Blocks(Schedule):
         block = (ahead - state.first).clamp_min(0) // size
         live = state.running & wanted.any(1)
         changed = live & (block != state.block)
+        blocks = (state.total - state.first + size - 1) // size
+        state.blocks.copy_(torch.where(live, blocks, state.blocks))
         state.block.copy_(torch.where(live, block, state.block))
         start = state.first + state.block * size
         here = state.masked & (state.order >= start[:, None]) & (state.order < (start + size)[:, None])
@@ -131,8 +140,12 @@ class CachePolicy:
     loop = "compact"
     supports_cfg = True
 
+    def seat(self, slot: int, canvas: Canvas) -> None:
+        """``canvas`` enters ``slot``: forget its former tenant."""
+        self.reset(slot)
+
     def reset(self, slot: int) -> None:
-        """A new canvas enters ``slot``: forget its former tenant."""
+        """Forget what is kept about ``slot``."""
 
     def due(self, state: State) -> Tensor | None:
         """Slots that want a sweep now, [S] bool, or None for never."""
@@ -171,18 +184,24 @@ class CachePolicy:
             state.score.copy_(torch.where(scored[:, None], out.score, state.score))
         return PassOut(out.hidden, count_rows(state, plan.rows), plan.rows, score=out.score)
 
-    def observe(self, state: State, lanes: Lanes, out: PassOut) -> None:
-        """See what the pass and the commits of the step gave; called before the step ends."""
+    def observe(self, state: State, lanes: Lanes, record: StepRecord) -> None:
+        """See what the passes and the commits of the step gave; called before the clocks advance."""
 
-    def context(self, state: State, lanes: Lanes, hidden: Tensor, n: int, kv: KVCache) -> tuple[Tensor, Tensor]:
-        """Rows that a verify pass recomputes beside its views: ``(pos, valid)`` [S, R].
+    def context(self, state: State, lanes: Lanes, hidden: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Positions that a verify pass recomputes beside its views, best first: ``(pos, valid)`` [S, R].
 
         Args:
-            hidden: [S, L] bool, positions whose originals the views replace.
-            n: how many rows there is room for. Over ``none`` it is every other position, whatever ``n``.
+            hidden: [S, L] bool, positions that the views replace.
+            n: how many rows there is room for. A policy that keeps nothing (``none``) recomputes every other
+                position, whatever ``n``.
         """
         longest = max(lanes.total[s] for s in lanes.live)
         return leftmost(state.inside & ~hidden, longest)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether rows that a pass leaves out are served from the cache in a later pass."""
+        return not self.always_sweeps()
 
 
 class Rule:

@@ -112,3 +112,15 @@ class TorchCPUNoise:
         out = torch.zeros(probs.shape[0], dtype=torch.int64)
         out[flags] = torch.multinomial(probs.cpu()[flags], 1, generator=self._generator)[:, 0]
         return out.to(probs.device)
+
+    def top(self, key: Tensor, pos: Tensor, valid: Tensor, count: Tensor) -> Tensor:
+        """The ``count`` valid candidates of highest ``key`` with ties as ``torch.topk`` breaks them, [S, C] bool.
+
+        Nucleus sampling makes many confidences exactly equal, so the published choice hangs on that order.
+        """
+        full = torch.full((1, self._length), float("-inf"))
+        flags = valid[0].cpu()
+        full[0, pos[0].cpu()[flags]] = key[0].cpu()[flags]
+        chosen = torch.zeros(self._length, dtype=torch.bool)
+        chosen[torch.topk(full, int(count[0])).indices[0]] = True
+        return chosen.to(pos.device)[pos] & valid

@@ -60,7 +60,7 @@ def rectangle(
         valid,
     )
     flat = [_pick(column, slots, state.slots).reshape(-1) for column in columns]
-    return Rows(*flat, groups=[Group(slots, 0, width, n_keys, dense)])
+    return Rows(*flat, [Group(slots, 0, width, n_keys, dense)])
 
 
 def sweep_rows(state: State, base: int, slots: list[int], lanes: Lanes) -> list[Rows]:

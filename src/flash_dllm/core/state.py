@@ -24,6 +24,7 @@ NUMBERS: dict[str, tuple[torch.dtype, float]] = {
     "block_length": (torch.int64, 32),
     "suppress": (torch.int64, 0),
     "stop_at_eos": (torch.bool, True),
+    "pad": (torch.int64, 0),
 }
 """Per-request numbers: name -> (dtype, value of an empty slot). Tensors, so that a captured graph reads them."""
 
@@ -56,9 +57,10 @@ class State:
     (:data:`GIVEN`, :data:`MASKED` or :data:`OUTSIDE` otherwise); ``fresh`` bool, committed and not recomputed
     since; ``score`` float32, attention score of the last pass; ``draft_token`` int64 and ``draft_prob`` float32;
     ``log_prob`` float32 and ``pass_at`` int32 of each commit.
+    [L]: ``order``, positions 0 .. L-1.
     [S]: ``phase``, ``step``, ``nfe``, ``rows`` (rows recomputed), ``first``, ``total``, ``stop_pos`` (first
-    committed stop token), ``block``, ``block_step``, ``block_masks`` (current block, steps spent in it, masks it
-    started with), ``bound`` (certificate so far) and the numbers of :data:`NUMBERS`.
+    committed stop token), ``blocks``, ``block``, ``block_step``, ``block_masks`` (how many blocks, the current
+    one, steps spent in it, masks it started with), ``bound`` (certificate so far) and the numbers of :data:`NUMBERS`.
     """
 
     def __init__(self, slots: int, positions: int, stop_width: int = 8, device: str | torch.device = "cpu"):
@@ -88,6 +90,7 @@ class State:
         self.total = line(torch.int64, 0)
         self.stop_pos = line(torch.int64, NEVER)
         self.block = line(torch.int64, -1)
+        self.blocks = line(torch.int64, 1)
         self.block_step = line(torch.int64, 0)
         self.block_masks = line(torch.int64, 0)
         self.bound = line(torch.float32, 0.0)
@@ -96,19 +99,16 @@ class State:
         self.stop_ids = torch.full((slots, stop_width), -1, dtype=torch.int64, device=self.device)
         self.num = {name: line(dtype, value) for name, (dtype, value) in NUMBERS.items()}
 
-    ids = property(lambda self: self._ids[:, : self.positions])
-    committed_at = property(lambda self: self._committed_at[:, : self.positions])
-    fresh = property(lambda self: self._fresh[:, : self.positions])
-    score = property(lambda self: self._score[:, : self.positions])
-    draft_token = property(lambda self: self._draft_token[:, : self.positions])
-    draft_prob = property(lambda self: self._draft_prob[:, : self.positions])
-    log_prob = property(lambda self: self._log_prob[:, : self.positions])
-    pass_at = property(lambda self: self._pass_at[:, : self.positions])
-
-    @property
-    def order(self) -> Tensor:
-        """Positions 0 .. L-1, [L] int64."""
-        return torch.arange(self.positions, device=self.device)
+        # Views without the spare column; every update is in place, so they stay valid.
+        self.ids = self._ids[:, :positions]
+        self.committed_at = self._committed_at[:, :positions]
+        self.fresh = self._fresh[:, :positions]
+        self.score = self._score[:, :positions]
+        self.draft_token = self._draft_token[:, :positions]
+        self.draft_prob = self._draft_prob[:, :positions]
+        self.log_prob = self._log_prob[:, :positions]
+        self.pass_at = self._pass_at[:, :positions]
+        self.order = torch.arange(positions, device=self.device)
 
     @property
     def masked(self) -> Tensor:
@@ -127,8 +127,9 @@ class State:
 
     @property
     def limit(self) -> Tensor:
-        """Where decoding ends: the first committed stop token, else the length, [S] int64."""
-        return torch.where(self.num["stop_at_eos"], torch.minimum(self.stop_pos, self.total), self.total)
+        """Where decoding ends: the first committed stop token, else the length without padding, [S] int64."""
+        end = self.total - self.num["pad"]
+        return torch.where(self.num["stop_at_eos"], torch.minimum(self.stop_pos, end), end)
 
     @property
     def wanted(self) -> Tensor:
@@ -175,7 +176,7 @@ class State:
             line[slot] = 0
         for line in (self.block_masks, self.bound, self.by_confidence, self.by_verify):
             line[slot] = 0
-        self.stop_pos[slot], self.block[slot] = NEVER, -1
+        self.stop_pos[slot], self.block[slot], self.blocks[slot] = NEVER, -1, 1
         self.stop_ids[slot] = -1
         for name, (_, value) in NUMBERS.items():
             self.num[name][slot] = value

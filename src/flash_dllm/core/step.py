@@ -104,6 +104,10 @@ class Folded(Verifier):
         """
         raise NotImplementedError
 
+    def confirms(self, state: State, draft: Draft, accepted: Tensor) -> Tensor:
+        """Commits by confidence that stand, [S, C] bool: none is forced where a draft was accepted."""
+        raise NotImplementedError
+
     def remember(self, state: State, cand: Candidates, draft: Draft, taken: Tensor) -> None:
         """Keep the drafts of the uncommitted candidates for the next step."""
         raise NotImplementedError
@@ -144,7 +148,7 @@ class Decoder:
         else:
             record = self._two_pass(lanes, cand, plan)
         record.step, record.swept = before, tuple(lanes.sweep)
-        policy.observe(state, lanes, record.passes[0])
+        policy.observe(state, lanes, record)
         state.end_step(method.schedule.done(state))
         return record
 
@@ -211,6 +215,7 @@ class Decoder:
         state.by_verify.add_(accepted.sum(1))
         left = Candidates(cand.pos, cand.valid & state.wanted.gather(1, cand.pos))
         take = method.rule.commit(state, left, draft, self.noise) & left.valid
+        take &= verifier.confirms(state, draft, accepted)
         self._commit(lanes, left, draft, take)
         verifier.remember(state, left, draft, take)
         return StepRecord(state.step, left, draft, take, [out], search, accepted, second)

@@ -89,7 +89,7 @@ class Rows:
             torch.cat([getattr(part, name) for part in parts])
             for name in ("token", "pos", "slot", "place", "rank", "valid")
         ]
-        return Rows(*columns, groups=groups)
+        return Rows(*columns, groups)
 
 
 @dataclass

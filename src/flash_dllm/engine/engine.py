@@ -143,11 +143,11 @@ class Engine:
     def _seat(self, slot: int, request: Request) -> None:
         request.started = time.perf_counter()
         self.state.load(slot, request.canvas)
-        self.method.cache.reset(slot)
+        self.method.cache.seat(slot, request.canvas)
         if request.shadow is not None:
             other = self.scheduler.partner[slot]
             self.state.load(other, request.shadow)
-            self.method.cache.reset(other)
+            self.method.cache.seat(other, request.shadow)
         live = [r for r in self.scheduler.seated if r is not None]
         numbers = [r.canvas.numbers for r in live]
         hints = self.decoder.hints

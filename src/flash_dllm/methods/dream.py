@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flash_dllm.core.method import Rule
-from flash_dllm.core.noise import Noise
+from flash_dllm.core.noise import Noise, TorchCPUNoise
 from flash_dllm.core.select import rank_of
 from flash_dllm.core.state import State
 from flash_dllm.core.types import Candidates, Draft
@@ -66,6 +66,8 @@ class Ranked(Rule):
             noisy = key / torch.where(temp > 0, temp, 1.0) - torch.log(-torch.log(uniform))
             key = torch.where(temp > 0, noisy, key)
         count = transfer_count(state, cand.valid.sum(1))
+        if isinstance(noise, TorchCPUNoise):
+            return noise.top(key, cand.pos, cand.valid, count)
         return (rank_of(key, cand.valid) < count[:, None]) & cand.valid
 
 

@@ -18,9 +18,7 @@ from flash_dllm.core.types import Candidates, Draft
 
 def scheduled_count(state: State) -> Tensor:
     """Tokens to commit in this step of each slot's block, [S] int64, at least 1."""
-    size = state.num["block_length"].clamp_min(1)
-    blocks = ((state.total - state.first + size - 1) // size).clamp_min(1)
-    steps = (state.num["steps"] // blocks).clamp_min(1)
+    steps = (state.num["steps"] // state.blocks).clamp_min(1)
     base, extra = state.block_masks // steps, state.block_masks % steps
     return (base + (state.block_step < extra)).clamp_min(1)
 

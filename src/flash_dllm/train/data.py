@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from flash_dllm.train.tasks import Sample, mixture
 from flash_dllm.train.tokenizer import EOS, load_tokenizer
 
-BUCKETS = (128, 192, 256, 384, 512, 1024)
+# Divisors of the recipes' tokens a step, so that every batch has exactly as many.
+BUCKETS = (96, 128, 160, 192, 256, 384, 512, 1024)
 MASKABLE = 1 << 13
 _HEADER = struct.Struct("<II")
 _CHUNK = 256
-# How often a sample goes to the smallest bucket that fits, the next one, and the one after that.
-_FIT = (0.72, 0.92, 0.985)
+# Room for the response: most samples get the smallest bucket, others a canvas as decoders use it.
+_ROOM = ((0.80, 0), (0.97, 160), (1.0, 256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,11 @@ class Packer:
         that fit no bucket are dropped.
         """
         ids, hidden = row
-        fitting = [length for length in BUCKETS if length >= len(ids)]
-        if not fitting:
+        room = next(size for edge, size in _ROOM if draw < edge)
+        wanted = max(len(ids), min(hidden[0] + room, BUCKETS[-1])) if padded else len(ids)
+        length = next((bucket for bucket in BUCKETS if bucket >= wanted), 0)
+        if not length:
             return None
-        step = next((i for i, edge in enumerate(_FIT) if draw < edge), len(_FIT))
-        length = fitting[min(step, len(fitting) - 1)]
         line = np.full(length, EOS + MASKABLE if padded else EOS, dtype=np.int16)
         line[: len(ids)] = ids
         if free_form:

@@ -8,9 +8,10 @@ compiled once, whatever the sequence length of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -136,15 +137,25 @@ class StackedTransformer(nn.Module):
         self.down = normal(n, d, f, scale=f**-0.5 * residual)
         self.register_buffer("tables", rope_tables(shape), persistent=False)
 
-        def maybe(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-            return torch.compile(function, dynamic=False) if compiled else function
+        functions: tuple[Callable[..., Any], ...] = (before_attention, after_attention, head_loss)
+        self._functions = tuple(torch.compile(f, dynamic=False) for f in functions) if compiled else functions
 
-        self._before: Callable[..., tuple[Tensor, Tensor, Tensor]] = maybe(before_attention)  # type: ignore
-        self._after, self.loss = maybe(after_attention), maybe(head_loss)
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Runs without the compiled functions, for passes of other sizes than the training step's."""
+        before, self._functions = self._functions, (before_attention, after_attention, head_loss)
+        yield
+        self._functions = before
+
+    def loss(self, rows: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """`head_loss` of rows [C, d] with the model's final norm and head."""
+        result: Tensor = self._functions[2](rows, self.norm, self.head, targets, weights, self.shape.eps)
+        return result
 
     def trunk(self, ids: Tensor) -> Tensor:
         """Hidden rows before the final norm. ids int64 [B, T]; returns [B * T, d]."""
         shape = self.shape
+        before, after, _ = self._functions
         batch, length = ids.shape
         places = torch.arange(length, device=ids.device).repeat(batch)
         x = F.embedding(ids.reshape(-1), self.embed)
@@ -152,11 +163,11 @@ class StackedTransformer(nn.Module):
         stacks = (self.attn_norm, self.qkv, self.out, self.ffn_norm, self.gate_up, self.down)
         layers = zip(*(stack.unbind() for stack in stacks), biases, strict=True)
         for norm, qkv, out, ffn_norm, gate_up, down, bias in layers:
-            heads = self._before(x, norm, qkv, bias, places, self.tables, shape)
+            heads = before(x, norm, qkv, bias, places, self.tables, shape)
             q, k, v = (part.view(batch, length, shape.heads, shape.head_dim).transpose(1, 2) for part in heads)
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
             mixed = mixed.transpose(1, 2).reshape(batch * length, -1)
-            x = self._after(x, mixed, out, ffn_norm, gate_up, down, shape.eps)
+            x = after(x, mixed, out, ffn_norm, gate_up, down, shape.eps)
         return x
 
     def logits(self, ids: Tensor) -> Tensor:

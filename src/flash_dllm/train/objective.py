@@ -86,5 +86,5 @@ class _TakeRows(torch.autograd.Function):
 def loss_of(model: StackedTransformer, batch: Corrupted) -> tuple[Tensor, Tensor]:
     """The objective (with gradient), and the mean cross entropy of the scored rows (nats a token, without)."""
     rows = _TakeRows.apply(model.trunk(batch.ids), batch.rows, batch.home)
-    both = model.loss(rows, model.norm, model.head, batch.targets, batch.weights, model.shape.eps)
+    both = model.loss(rows, batch.targets, batch.weights)
     return both[0], both[1].detach() / (batch.weights > 0).sum().clamp(min=1)

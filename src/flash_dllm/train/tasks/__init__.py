@@ -97,7 +97,7 @@ def make(family: str, seed: int, split: Split, shots: int | None = None) -> Samp
 
 def _shots(d: Draw, family: str) -> int:
     """One to four examples; more of the short families, rarely many, so that prompts reach 400 to 800 tokens."""
-    return d.pick((1, 1, 2, 2, 3, 4)) if family in _LONG else d.pick((2, 3, 4))
+    return d.pick((1, 1, 1, 1, 2, 2, 2, 3, 3, 4)) if family in _LONG else d.pick((2, 3, 4))
 
 
 _LONG = frozenset(("gsm", "story", "letter"))

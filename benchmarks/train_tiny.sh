@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Trains one stage of the three bundled models on one or two GPUs and packs the results.
+#
+#   benchmarks/train_tiny.sh STAGE BUDGET OUT [PREVIOUS]
+#
+# STAGE     A or B
+# BUDGET    seconds for the whole stage (510 for A, 420 for B were planned)
+# OUT       folder for the parts: stage-STAGE.tar.00 ... (at most 15 MB each) and train-STAGE.log
+# PREVIOUS  OUT of the stage before (its parts), or a folder with one folder a model
+#
+# Two GPUs: tiny-llada has the first one, the other two models share the second. One GPU: tiny-llada trains alone, then
+# the others for SIDE_SECONDS (default 120) of the budget. A failing side model does not stop the main one.
+# PYTHON, MAIN, DREAM, GUIDE (recipe names, empty to leave out), WORKERS override the defaults.
+set -u
+stage=$1 budget=$2 out=$3 previous=${4:-}
+python=${PYTHON:-python3}
+main=${MAIN-tiny-llada} dream=${DREAM-tiny-dream} guide=${GUIDE-tiny-guide}
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH=$root/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=4
+work=${WORK:-/tmp/flash-dllm-train}/$stage
+mkdir -p "$out" "$work"
+log=$out/train-$stage.log
+: >"$log"
+
+if [ -n "$previous" ] && compgen -G "$previous/stage-*.tar.00" >/dev/null; then
+  mkdir -p "$work/previous"
+  cat "$previous"/stage-*.tar.[0-9][0-9] | tar -x -C "$work/previous"
+  previous=$work/previous
+fi
+
+train() { # gpu recipe budget workers
+  local resume=()
+  [ -n "$previous" ] && [ -f "$previous/$2/state.safetensors" ] && resume=(--resume "$previous/$2")
+  CUDA_VISIBLE_DEVICES=$1 "$python" -m flash_dllm.train run --recipe "$2" --stage "$stage" --budget "$3" \
+    --workers "$4" --out "$work/$2" "${resume[@]}" >>"$log" 2>&1 || echo "$2 failed" >>"$log"
+}
+
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+cores=$(nproc)
+wide=${WORKERS:-$((cores > 24 ? 10 : cores > 8 ? 8 : 1))}
+narrow=$((wide > 1 ? wide * 3 / 4 : 1))
+# The guide's plan has stage A only.
+sides=()
+[ -n "$dream" ] && sides+=("$dream")
+[ -n "$guide" ] && [ "$stage" = A ] && sides+=("$guide")
+
+jobs=()
+if [ "$gpus" -ge 2 ]; then
+  for side in "${sides[@]}"; do train 1 "$side" "$budget" "$narrow" & jobs+=($!); done
+  [ -n "$main" ] && train 0 "$main" "$budget" "$wide"
+else
+  share=$((${#sides[@]} ? ${SIDE_SECONDS:-120} : 0))
+  [ -n "$main" ] && train 0 "$main" $((budget - share)) "$wide"
+  for side in "${sides[@]}"; do train 0 "$side" "$share" "$narrow" & jobs+=($!); done
+fi
+for job in "${jobs[@]}"; do wait "$job"; done
+
+# What a transfer can carry: states to resume (their exports can be made from them) and the exports of finished models.
+cd "$work" || exit 1
+list=()
+for model in $main $dream $guide; do
+  [ -d "$model" ] || continue
+  for file in "$model/eval.json" "$model/loss.jsonl" "$model/state.safetensors"; do [ -f "$file" ] && list+=("$file"); done
+  { [ "$stage" = B ] || [ "$model" = "$guide" ]; } && [ -d "$model/export" ] && list+=("$model/export")
+done
+[ ${#list[@]} -gt 0 ] && tar -c "${list[@]}" | split -b 15000000 -d -a 2 - "$out/stage-$stage.tar."
+ls -l "$out"
+tail -n 40 "$log"

@@ -1,0 +1,74 @@
+"""`python -m flash_dllm.train`: train the tokenizer, run a stage, export a state."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Optional
+
+_START = time.monotonic()
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train small masked diffusion models.")
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Option(help="Name of a recipe (train/recipes.py).")],
+    budget: Annotated[float, typer.Option(help="Seconds for everything, start-up and measuring included.")],
+    out: Annotated[Path, typer.Option(help="Output folder.")],
+    stage: Annotated[str, typer.Option(help="Stage of the recipe's schedule.")] = "A",
+    resume: Annotated[Optional[Path], typer.Option(help="Folder with the previous stage's state.")] = None,
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Data processes; 0 chooses by the number of cores.")] = 0,
+    compiled: Annotated[bool, typer.Option(help="Compile the layer functions (GPU only).")] = True,
+) -> None:
+    """Train one stage."""
+    import torch
+
+    from flash_dllm.train.recipes import RECIPES
+    from flash_dllm.train.trainer import Options, Trainer
+
+    if recipe not in RECIPES:
+        raise typer.BadParameter(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    count = workers or max(1, min(12, (os.cpu_count() or 2) // 2 - 1))
+    options = Options(stage, budget, out, _START, resume, device, count, compiled)
+    report = Trainer(RECIPES[recipe], options).run()
+    for name, table in report["accuracy"]["tables"].items():
+        typer.echo(f"{recipe} {name}: all {table['all']} gsm {table.get('gsm')}")
+
+
+@app.command()
+def tokenizer(
+    out: Annotated[Path, typer.Option(help="Folder for the tokenizer files.")],
+    samples: Annotated[int, typer.Option(help="Samples to train on.")] = 100_000,
+) -> None:
+    """Train the tokenizer."""
+    from flash_dllm.train.tokenizer import save_tokenizer, train_tokenizer
+
+    save_tokenizer(train_tokenizer(samples), out)
+
+
+@app.command("export")
+def export_command(
+    recipe: Annotated[str, typer.Option(help="Name of a recipe (train/recipes.py).")],
+    state: Annotated[Path, typer.Option(help="Folder with state.safetensors.")],
+    out: Annotated[Path, typer.Option(help="Model folder to write.")],
+) -> None:
+    """Write the model of a saved state."""
+    from flash_dllm.train.checkpoint import load_state
+    from flash_dllm.train.export import export
+    from flash_dllm.train.recipes import RECIPES
+    from flash_dllm.train.tokenizer import bundled_folder
+
+    tensors, _ = load_state(state)
+    masters = {name.removeprefix("master."): t for name, t in tensors.items() if name.startswith("master.")}
+    export(RECIPES[recipe].shape, masters, out, bundled_folder())
+
+
+if __name__ == "__main__":
+    app()
