@@ -17,6 +17,7 @@ python=${PYTHON:-python3}
 main=${MAIN-tiny-llada} dream=${DREAM-tiny-dream} guide=${GUIDE-tiny-guide}
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$root/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=4
+export TORCHINDUCTOR_COMPILE_THREADS=8
 work=${WORK:-/tmp/flash-dllm-train}/$stage
 mkdir -p "$out" "$work"
 log=$out/train-$stage.log
@@ -60,8 +61,10 @@ cd "$work" || exit 1
 list=()
 for model in $main $dream $guide; do
   [ -d "$model" ] || continue
-  for file in "$model/eval.json" "$model/loss.jsonl" "$model/state.safetensors"; do [ -f "$file" ] && list+=("$file"); done
-  { [ "$stage" = B ] || [ "$model" = "$guide" ]; } && [ -d "$model/export" ] && list+=("$model/export")
+  files=("$model/eval.json" "$model/loss.jsonl")
+  [ "$model" = "$guide" ] || files+=("$model/state.safetensors")
+  { [ "$stage" = B ] || [ "$model" = "$guide" ]; } && files+=("$model/export")
+  for file in "${files[@]}"; do [ -e "$file" ] && list+=("$file"); done
 done
 [ ${#list[@]} -gt 0 ] && tar -c "${list[@]}" | split -b 15000000 -d -a 2 - "$out/stage-$stage.tar."
 ls -l "$out"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.checkpoints import write_checkpoint
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -17,6 +19,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(min(2, torch.get_num_threads()))
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random checkpoint with a tokenizer and a chat template."""
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "chat")
+
+
+@pytest.fixture(scope="session")
+def bare_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without a tokenizer."""
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "bare", text=False, max_new_tokens=None)
 
 
 @pytest.fixture(scope="session")

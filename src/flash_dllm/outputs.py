@@ -39,6 +39,8 @@ class Completion:
         rows: rows recomputed over all passes.
         seconds: from the request's first pass to its end; ``queued`` before that.
         log_probs, passes: log confidence at commit and the pass of the commit of each token, where asked for.
+        certificate: bound on the distance from the model's own distribution, where the method has one.
+        spans: for an infilled template, the text of each gap; ``text`` is then the whole filled text.
         error: what went wrong with this request alone.
     """
 
@@ -56,6 +58,7 @@ class Completion:
     log_probs: list[float] | None = None
     passes: list[int] | None = None
     certificate: Certificate | None = None
+    spans: list[str] | None = None
     error: str | None = None
 
 
@@ -63,8 +66,8 @@ class Completion:
 class RequestOutput:
     """A prompt and its answers.
 
-    ``canvas_ids`` are the ids of the whole canvas of the first answer, prompt included; for an infilled template
-    ``text`` of each answer is the whole filled text and ``spans`` the text of each gap.
+    ``canvas_ids`` are the ids of the whole canvas of the first answer, prompt included. ``prompt`` is the text as it
+    was given (None for token ids), for a chat the rendered conversation.
     """
 
     request_id: str
@@ -72,13 +75,40 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[Completion]
     canvas_ids: list[int] = field(default_factory=list)
-    spans: list[str] | None = None
 
     @property
     def text(self) -> str:
         """The first answer's text."""
         return self.outputs[0].text
 
+    @property
+    def spans(self) -> list[str] | None:
+        """The first answer's gap texts, for an infilled template."""
+        return self.outputs[0].spans
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """What one step changed, in the order of the steps.
+
+    Attributes:
+        text: new text of the committed prefix; pieces joined are the answer's text, and later steps change none.
+        positions, tokens, confidences: what was committed in this step, anywhere on the canvas.
+        guesses: (position, token, confidence) of the candidates that were not committed.
+        step, nfe: commit rounds and forward passes so far.
+        output: the finished answer, in the last event only (which has no positions).
+    """
+
+    request_id: str
+    text: str
+    positions: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    guesses: list[tuple[int, int, float]] = field(default_factory=list)
+    step: int = 0
+    nfe: int = 0
+    output: Completion | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 EosPolicy = Literal["keep", "suppress_logits", "suppress_confidence"]
 AcceptRule = Literal["product", "paper"]
@@ -17,7 +17,9 @@ class SamplingParams(BaseModel):
     """Options of one request.
 
     Fields that are left out take the default of the model (``max_tokens``) or of the decoding method; giving a field
-    that the method does not read is an error.
+    that the method does not read is an error (its neutral default, such as ``temperature=0``, is no error).
+    ``seed``: a request's noise depends on its seed, the step and the position only, never on the clock, so without
+    a seed the answer is the same every time. With ``n`` answers the seeds are seed, seed + 1, ...
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -26,7 +28,9 @@ class SamplingParams(BaseModel):
     temperature: float = Field(0.0, ge=0.0, le=100.0, description="0 takes the most probable token")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus: smallest set of tokens with this mass")
     top_k: int = Field(0, ge=0, description="keep the k most probable tokens; 0 keeps all")
-    seed: int = Field(0, ge=0, lt=2**63, description="of the request's own noise; same seed, same answer")
+    seed: int | None = Field(
+        None, ge=0, lt=2**62, description="of the request's own noise; default: the engine's (same seed, same answer)"
+    )
     stop: tuple[str, ...] = Field((), description="strings that end the answer (cut before them)")
     stop_token_ids: tuple[int, ...] | None = Field(None, description="default: the model's EOS and end of turn")
     stop_at_eos: bool = Field(True, description="end once everything before the first stop token is there")
@@ -57,16 +61,11 @@ class SamplingParams(BaseModel):
             raise ValueError("an empty stop string would end every answer at once")
         return value
 
-    @model_validator(mode="after")
-    def _consistent(self) -> SamplingParams:
-        if self.temperature == 0.0 and self.n > 1 and "n" in self.model_fields_set:
-            raise ValueError(f"n={self.n} with temperature 0 gives {self.n} equal answers; set a temperature")
-        return self
-
     def given(self) -> dict[str, Any]:
-        """The method options that were set, by name."""
-        names = METHOD_FIELDS & self.model_fields_set
-        return {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
+        """The method options that differ from "nothing asked for", by name."""
+        fields = type(self).model_fields
+        values = {name: getattr(self, name) for name in sorted(METHOD_FIELDS)}
+        return {name: value for name, value in values.items() if value != fields[name].default}
 
 
 METHOD_FIELDS = frozenset(
@@ -97,5 +96,5 @@ class EngineArgs(BaseModel):
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="slots decoded at the same time")
     max_model_len: int | None = Field(None, ge=2, description="longest canvas (prompt and answer), in tokens")
     chat_template: str | None = Field(None, description="file or text that replaces the model's own")
-    seed: int = Field(0, ge=0, lt=2**63, description="default seed of requests that give none")
+    seed: int = Field(0, ge=0, lt=2**62, description="seed of requests that give none")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .harness import ENTROPY_TOLERANCE, Setup
+from .harness import CONFIDENCE_TOLERANCE, ENTROPY_TOLERANCE, Setup
 
 CACHE_OF = {"nocache": "none", "prefix": "prefix", "dual": "dual"}
 
@@ -15,8 +15,8 @@ def setup_for(trace: dict[str, Any], name: str, family: str) -> Setup | None:
         return _llada(trace)
     if name.startswith("dream_"):
         return _dream(trace)
-    if name.startswith(("fastdllm_", "dinfer_fastdllm_")) and family == "llada":
-        return _fast_dllm(trace, name)
+    if name.startswith(("fastdllm_", "dinfer_fastdllm_")):
+        return _fast_dllm(trace, name) if family == "llada" else _fast_dllm_dream(trace, name)
     return None
 
 
@@ -30,7 +30,12 @@ def _llada(trace: dict[str, Any]) -> Setup:
 
 def _dream(trace: dict[str, Any]) -> Setup:
     p = trace["parameters"]
-    numbers = {
+    tolerance = ENTROPY_TOLERANCE if p["alg"] == "entropy" else CONFIDENCE_TOLERANCE
+    return Setup("none", p["alg"], _dream_numbers(p), seed=trace.get("seed"), tolerance=tolerance)
+
+
+def _dream_numbers(p: dict[str, Any]) -> dict[str, Any]:
+    return {
         "steps": p["steps"],
         "t_end": p["eps"],
         "temperature": p["temperature"],
@@ -38,8 +43,22 @@ def _dream(trace: dict[str, Any]) -> Setup:
         "top_k": p["top_k"] or 0,
         "alg_temp": p["alg_temp"] or 0.0,
     }
-    tolerance = ENTROPY_TOLERANCE if p["alg"] == "entropy" else 2e-4
-    return Setup("none", p["alg"], numbers, seed=trace.get("seed"), tolerance=tolerance)
+
+
+def _fast_dllm_dream(trace: dict[str, Any], name: str) -> Setup:
+    p = trace["parameters"]
+    cache = CACHE_OF[name.split("_")[1]]
+    numbers = _dream_numbers(p)
+    if "block_length" in p:
+        numbers["block_length"] = p["block_length"]
+    if p["alg"] == "confidence_threshold":
+        numbers["epsilon"] = p["threshold"]
+        decoding = "quota" if cache == "none" else "threshold"
+        return Setup(cache, decoding, numbers, schedule=None if cache == "none" else "blocks-dream-as-released")
+    # The public block code ranks by entropy under every other name.
+    return Setup(
+        cache, "entropy", numbers, schedule="blocks-dream-as-released", tolerance=ENTROPY_TOLERANCE, sure_in_full=True
+    )
 
 
 def _fast_dllm(trace: dict[str, Any], name: str) -> Setup:

@@ -13,6 +13,7 @@ from .harness import (
     run_case,
 )  # fmt: skip
 from .mapping import setup_for
+from .runners import runner_for
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,6 +34,9 @@ def test_trace(trace_file: TraceFile) -> None:
     except ModelError as error:
         pytest.xfail(f"{trace_file.name}: {error}")
     assert trace["model_sha256"] == model_sha256(trace_file.folder), "the trace belongs to other weights"
+    runner = runner_for(trace_file.name)
+    if runner is not None:
+        return runner(model, trace)
     setup = setup_for(trace, trace_file.name, model.config.family)
     if setup is None:
         pytest.xfail(f"method not implemented: {trace.get('method', trace_file.name)}")
@@ -50,7 +54,7 @@ def test_trace(trace_file: TraceFile) -> None:
     for case in trace["cases"]:
         steps, finished = run_case(model, setup, case["prompt_ids"], length)
         for index, (ours, theirs) in enumerate(zip(steps, case["steps"], strict=True)):
-            check_step(index, ours, theirs, setup.tolerance)
+            check_step(index, ours, theirs, setup)
         assert finished.ids == case["final_ids"]
         assert finished.nfe == case["forward_calls"] * (2 if setup.numbers.get("cfg_scale") else 1)
         assert MASK not in finished.ids and EOS < MASK

@@ -38,6 +38,15 @@ class KVCache:
 
         return cls(tensors(), tensors(), 1 + scratch)
 
+    def reserve(self, scratch: int) -> None:
+        """Make room for ``scratch`` scratch places; what is cached moves along."""
+        extra = 1 + scratch - self.base
+        if extra <= 0:
+            return
+        for tensors in (self.keys, self.values):
+            tensors[:] = [torch.cat([t.new_zeros(t.shape[0], extra, *t.shape[2:]), t], 1) for t in tensors]
+        self.base += extra
+
     @property
     def places(self) -> int:
         return int(self.keys[0].shape[1])

@@ -1,9 +1,9 @@
 """The delta loop over layers: every position's residual flows, and each layer recomputes only some rows.
 
-A row that a layer leaves out adds the attention and feed-forward outputs that it had when it was last recomputed
-there, so its residual still follows its token and the layers below. Layer 0 recomputes every row: that is where a
-committed token enters. Above it a :class:`Turn` says which rows are recomputed whatever they hold, and which are
-probed: their values are projected afresh and those that moved most are recomputed as well.
+A row that a layer leaves out adds the attention and feed-forward outputs that it had when it was last
+recomputed there, so its residual still follows its token and the layers below. Layer 0 recomputes every row:
+that is where a committed token enters. Above it a :class:`Turn` says which rows are recomputed whatever they
+hold, and which are probed: compared with what they held before, the furthest moved are recomputed as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from flash_dllm.kernels.qkv_rope_write import qkv_rope_write
@@ -32,8 +32,8 @@ from .visibility import canvas_view
 class Store:
     """Outputs of every position before they join the residual, [S, L + 1, d] a layer, dtype of the model.
 
-    ``attn`` is taken after the output projection. ``inputs`` holds normed layer inputs where rows are compared
-    by them, and is empty otherwise. The spare column takes the writes of padding rows.
+    ``attn`` is taken after the output projection. ``inputs`` holds normed layer inputs where rows are
+    compared by them, and is empty otherwise. The spare column takes the writes of padding rows.
     """
 
     attn: list[Tensor]
@@ -93,7 +93,7 @@ class DeltaOut:
     Attributes:
         hidden: final normed hidden states of the read rows, [S, C, d].
         layers: rows recomputed, [S, L] bool a layer.
-        moved: mean of 1 - cosine over each slot's probed rows, [layers, S] float32; 0 where nothing was probed.
+        moved: mean of 1 - cosine over each slot's probed rows, [layers, S] float32; 0 where there are none.
     """
 
     hidden: Tensor
@@ -102,7 +102,12 @@ class DeltaOut:
 
 
 def picked_rows(state: State, base: int, mask: Tensor, counts: list[int], total: list[int]) -> Rows | None:
-    """The rows flagged in ``mask`` [S, L]; slots with nearly equal ``counts`` share a rectangle. None if none."""
+    """The rows flagged in ``mask`` [S, L], or None where there are none.
+
+    Args:
+        counts: how many are flagged in each slot; slots with nearly equal counts share a rectangle.
+        total: canvas length of each slot.
+    """
     todo = sorted((s for s, n in enumerate(counts) if n), key=lambda s: (counts[s], s))
     if not todo:
         return None
@@ -115,9 +120,7 @@ def picked_rows(state: State, base: int, mask: Tensor, counts: list[int], total:
         lengths = {total[s] for s in slots}
         dense = len(lengths) == 1 and all(counts[s] == width for s in slots)
         parts.append(
-            rectangle(
-                state, base, slots, base + max(lengths), pos[:, :width], valid[:, :width], dense=dense
-            )
+            rectangle(state, base, slots, base + max(lengths), pos[:, :width], valid[:, :width], dense=dense)
         )
     return parts[0] if len(parts) == 1 else Rows.concat(parts)
 
@@ -165,8 +168,10 @@ class _Pass:
             bias = None if layer.bqkv is None else layer.bqkv[-width:]
             new = F.linear(mine, layer.wqkv[-width:], bias)
             old = values[rows.slot, rows.place].flatten(1)
-            values[rows.slot, rows.place] = new.unflatten(1, values.shape[2:])
-        return self.spread(rows, 1 - F.cosine_similarity(new.float(), old.float(), dim=1))
+            values[rows.slot, rows.place] = new.view(-1, *values.shape[2:])
+        # Half the squared distance of unit vectors is 1 - cosine without cancellation: most rows hardly move.
+        apart = F.normalize(new.float(), dim=1) - F.normalize(old.float(), dim=1)
+        return self.spread(rows, apart.square().sum(1) / 2)
 
     def attention(self, index: int, layer: LayerWeights, h: Tensor, rows: Rows) -> None:
         """Recompute the attention of ``rows`` from their normed inputs ``h`` [N, d] and store it."""
@@ -176,7 +181,9 @@ class _Pass:
         mixed = attend(q, kv, rows, self.view, self.ctx.kv.base)
         self.store.attn[index][self.column(rows)] = F.linear(mixed, layer.wo)
 
-    def layer(self, index: int, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def layer(
+        self, index: int, x: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """One layer over the residuals ``x`` [N, d] of all rows; ``delta`` [N, d] joins them first.
 
         Returns:
@@ -225,14 +232,14 @@ def delta(ctx: Context, state: State, lanes: Lanes, cand: Candidates, store: Sto
     assert out is not None
     reads = run.where.gather(1, predictor(cand.pos, config.shift)).clamp_min(0).flatten()
     hidden, _ = rms_norm(x[reads], ctx.model.norm, config.rms_eps, out[reads])
-    return DeltaOut(hidden.unflatten(0, cand.pos.shape), tuple(masks), moved)
+    return DeltaOut(hidden.view(*cand.pos.shape, -1), tuple(masks), moved)
 
 
 class DeltaPolicy(CachePolicy):
     """A cache policy of the delta loop: a subclass names the rows of each pass in :meth:`turn`.
 
-    Rows differ from layer to layer, so a pass has no plan that other rows could join: no verifiers. The number
-    of rows recomputed is the mean over the layers, rounded up.
+    Rows differ from layer to layer, so a pass has no plan that other rows could join: no verifiers. The
+    number of rows recomputed that it reports is the mean over the layers, rounded up.
     """
 
     loop = "delta"

@@ -17,13 +17,13 @@ from .cache import KVCache
 from .forward import Context, compact
 from .noise import Noise
 from .rows import count_rows, sweep_rows, with_readers
-from .select import leftmost
+from .select import highest, leftmost
 from .state import Canvas, State
 from .types import Candidates, Draft, Lanes, Plan, Rows, View
 from .visibility import canvas_view
 
 if TYPE_CHECKING:
-    from .step import StepRecord
+    from .step import StepRecord, Vocabulary
 
 
 class Schedule:
@@ -38,6 +38,10 @@ class Schedule:
     def candidates(self, state: State, width: int) -> Candidates:
         """Positions that may be committed now."""
         raise NotImplementedError
+
+    def revise(self, state: State, cand: Candidates, take: Tensor) -> Tensor:
+        """The last word on the commits by confidence ``take``, [S, C] bool."""
+        return take
 
     def done(self, state: State) -> Tensor:
         """Slots that have nothing left to decode, [S] bool."""
@@ -114,7 +118,8 @@ class PassOut:
     """What a pass gave: ``hidden`` [S, C, d] of the read rows, and what it cost.
 
     ``recomputed`` [S] counts valid rows; ``rows`` lists them for the event log (None for the delta loop, which
-    reports through ``marks`` instead: a [S, L] bool of positions recomputed in the last layer).
+    reports through ``marks`` instead: a [S, L] bool of positions recomputed in the last layer; ``layers`` has
+    one for each layer).
     """
 
     hidden: Tensor
@@ -123,6 +128,7 @@ class PassOut:
     marks: Tensor | None = None
     score: Tensor | None = None
     kind: str = "denoise"
+    layers: tuple[Tensor, ...] = ()
 
 
 class CachePolicy:
@@ -140,12 +146,20 @@ class CachePolicy:
     loop = "compact"
     supports_cfg = True
 
+    def prepare(self, canvas: Canvas, positions: int) -> Canvas:
+        """The canvas as it enters a slot of ``positions`` (host side)."""
+        return canvas
+
     def seat(self, slot: int, canvas: Canvas) -> None:
         """``canvas`` enters ``slot``: forget its former tenant."""
         self.reset(slot)
 
     def reset(self, slot: int) -> None:
         """Forget what is kept about ``slot``."""
+
+    def begin(self, state: State, cand: Candidates, noise: Noise) -> Candidates:
+        """A step starts. A policy that plans which candidates it recomputes narrows them here."""
+        return cand
 
     def due(self, state: State) -> Tensor | None:
         """Slots that want a sweep now, [S] bool, or None for never."""
@@ -192,9 +206,11 @@ class CachePolicy:
 
         Args:
             hidden: [S, L] bool, positions that the views replace.
-            n: how many rows there is room for. A policy that keeps nothing (``none``) recomputes every other
-                position, whatever ``n``.
+            n: how many rows there is room for; the latest commits take them. A policy that keeps nothing
+                (``none``) recomputes every other position, whatever ``n``.
         """
+        if self.keeps:
+            return highest(state.committed_at.float(), state.known & ~hidden, n)
         longest = max(lanes.total[s] for s in lanes.live)
         return leftmost(state.inside & ~hidden, longest)
 
@@ -210,16 +226,36 @@ class Rule:
     Attributes:
         measure: what ranks candidates, see :class:`flash_dllm.kernels.head_confidence.HeadSpec`.
         categorical: tokens are drawn in Dream's form.
+        random_order: seeds give different answers at temperature 0 too.
         options: per-request numbers that the rule reads.
+        defaults: numbers of requests that name none, where they are not those of :data:`NUMBERS`.
+        sync: the rule reads values back to the host, so its steps cannot be captured.
     """
 
     name = "rule"
     measure = "prob"
     categorical = False
+    random_order = False
     options: frozenset[str] = frozenset()
+    defaults: Mapping[str, float] = {}
+    sync = False
+
+    def bind(self, ctx: Context, state: State, vocabulary: Vocabulary) -> None:
+        """The rule enters an engine: a rule with tensors of its own allocates them here.
+
+        Raises:
+            ValueError: it cannot work with this model or these lengths.
+        """
+
+    def notes(self, slot: int) -> dict[str, float]:
+        """What else to report of the request that ends in ``slot``."""
+        return {}
 
     def prepare(self, numbers: Sequence[Mapping[str, float]]) -> None:
         """The numbers of the live requests changed (host side); a rule may skip what none of them needs."""
+
+    def see(self, state: State, cand: Candidates, logits: Tensor) -> None:
+        """The candidates' logits [S, C, V] float32, for rules that need more than a draft; before :meth:`commit`."""
 
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
         """Candidates to commit, [S, C] bool."""
@@ -275,7 +311,7 @@ class Method:
 
     @property
     def graphable(self) -> bool:
-        return self.cache.graphable and not self.cache.sync
+        return self.cache.graphable and not self.cache.sync and not self.rule.sync
 
 
 def at_least_best(take: Tensor, key: Tensor, valid: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .select import leftmost
 from .state import State
 from .types import TRASH, Candidates, Group, Lanes, Rows
 
@@ -78,6 +79,15 @@ def sweep_rows(state: State, base: int, slots: list[int], lanes: Lanes) -> list[
             rectangle(state, base, tuple(sorted(group)), base + longest, pos, valid, dense=equal)
         )
     return parts
+
+
+def fed_rows(state: State, base: int, lanes: Lanes, flags: Tensor) -> Rows:
+    """Rows at the flagged positions [S, L] of the slots in ``lanes.run``; reads their largest number back."""
+    slots = tuple(lanes.run)
+    widest = int(flags.sum(1)[list(slots)].max())
+    pos, valid = leftmost(flags, widest)
+    n_keys = base + max(lanes.total[s] for s in slots)
+    return rectangle(state, base, slots, n_keys, pos, valid)
 
 
 def row_map(state: State, rows: Rows) -> Tensor:

@@ -26,7 +26,8 @@ class Vocabulary:
         n_tokens: ids at or beyond it lie outside the tokenizer.
         mask_id: never produced.
         eos_ids: what ``suppress = 1`` (``eos="suppress_logits"``) removes.
-        quiet_ids: what ``suppress = 2`` (``eos="suppress_confidence"``) commits last: EOS and end of turn.
+        quiet_ids: what ``suppress = 2`` (``eos="suppress_confidence"``) commits last and ``suppress = 3`` (gaps of a
+            fixed length) removes: EOS and end of turn.
     """
 
     n_tokens: int
@@ -90,6 +91,10 @@ class Folded(Verifier):
         """
         raise NotImplementedError
 
+    def entries(self, search: Search) -> int:
+        """What the pass reads for each candidate: the canvas and each branch (one a draft, unless it says so)."""
+        return search.pos.shape[1] + 1
+
     def settle(
         self, state: State, search: Search, cand: Candidates, seen: HeadOut
     ) -> tuple[Tensor, Draft, Second]:
@@ -131,6 +136,7 @@ class Decoder:
         self.vocabulary = vocabulary
         self.noise: Noise = noise or CounterNoise()
         self.hints = Hints()
+        method.rule.bind(ctx, state, vocabulary)
 
     @torch.inference_mode()
     def step(self, lanes: Lanes) -> StepRecord:
@@ -142,6 +148,7 @@ class Decoder:
         cand = Candidates(cand.pos, cand.valid & state.running[:, None])
         lanes = self._with_due(lanes)
         self.noise.begin(state.num["seed"], state.step, max(lanes.total[s] for s in lanes.live))
+        cand = policy.begin(state, cand, self.noise)
         plan = policy.plan(state, lanes, cand, self.ctx) if policy.loop == "compact" else None
         if isinstance(method.verifier, Folded):
             record = self._folded(method.verifier, lanes, cand, plan)
@@ -174,6 +181,7 @@ class Decoder:
         self._count(out)
         draft = self._read(out.hidden, cand, lanes)
         take = method.rule.commit(state, cand, draft, self.noise) & cand.valid
+        take = method.schedule.revise(state, cand, take)
         self._commit(lanes, cand, draft, take)
         record = StepRecord(state.step, cand, draft, take, [out])
         if isinstance(method.verifier, TwoPass):
@@ -204,8 +212,8 @@ class Decoder:
         search, plan = verifier.fold(state, lanes, cand, plan, self.ctx)
         out = method.cache.run(self.ctx, state, lanes, cand, plan)
         self._count(out)
-        shape = (state.slots, search.pos.shape[1] + 1, cand.pos.shape[1])
-        tested = torch.cat([search.token, torch.zeros_like(search.token[:, :1])], 1)
+        shape = (state.slots, verifier.entries(search), cand.pos.shape[1])
+        tested = torch.cat([search.token, torch.zeros_like(search.token[:, :1])], 1)[:, : shape[1]]
         flat = self._head(out.hidden, tested[..., None].expand(shape).flatten(1))
         assert flat.prob_wanted is not None
         parts = (flat.token, flat.prob, flat.measure, flat.prob_wanted)
@@ -216,6 +224,7 @@ class Decoder:
         left = Candidates(cand.pos, cand.valid & state.wanted.gather(1, cand.pos))
         take = method.rule.commit(state, left, draft, self.noise) & left.valid
         take &= verifier.confirms(state, draft, accepted)
+        take = method.schedule.revise(state, left, take)
         self._commit(lanes, left, draft, take)
         verifier.remember(state, left, draft, take)
         return StepRecord(state.step, left, draft, take, [out], search, accepted, second)
@@ -264,6 +273,7 @@ class Decoder:
         logits = head_logits(hidden.flatten(0, 1), self.ctx.model.head)
         if lanes.partner:
             logits = self._guide(logits.unflatten(0, shape), lanes).flatten(0, 1)
+        self.method.rule.see(self.state, cand, logits.view(*shape, -1))
         out = confidence(logits, spec)
         return Draft(*(t.view(shape) for t in (out.token, out.prob, out.measure)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -91,7 +91,8 @@ class Engine:
         Raises:
             RequestError: the canvas is empty, has nothing to fill in, is too long, or holds a bad id.
         """
-        canvas = request.canvas
+        numbers = {**self.method.rule.defaults, **request.canvas.numbers}
+        canvas = replace(request.canvas, numbers=numbers)
         if not any(canvas.masked):
             raise RequestError("the canvas has no masked position to fill in")
         if len(canvas.ids) > self.positions:
@@ -109,6 +110,7 @@ class Engine:
             raise RequestError(f"{len(canvas.stop_ids)} stop token ids; at most {self.state.stop_ids.shape[1]}")
         if request.shadow is not None and not self.method.cache.supports_cfg:
             raise RequestError(f"cache={self.method.cache.name!r} has no classifier-free guidance (cfg_scale)")
+        request.canvas = self.method.cache.prepare(canvas, self.positions)
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
@@ -126,6 +128,7 @@ class Engine:
                 return True
         return False
 
+    @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Seat what waits, run one step of every live slot, return what ended."""
         for slot, request in self.scheduler.admit():
@@ -231,6 +234,7 @@ class Engine:
             by_confidence=int(state.by_confidence[slot]),
             by_verify=int(state.by_verify[slot]),
             error=error,
+            notes=self.method.rule.notes(slot),
         )
         for other in [s for s in (self.scheduler.partner.get(slot),) if s is not None]:
             finished.nfe += int(state.nfe[other])

@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass, field
 
 from flash_dllm.core.state import Canvas
+from flash_dllm.errors import FlashDLLMError
 
 
-class RequestError(ValueError):
+class RequestError(FlashDLLMError):
     """A request that cannot be served; the message names the value that is wrong."""
 
 
@@ -42,7 +43,8 @@ class Finished:
     """How a canvas ended.
 
     ``ids`` are the ids of the whole canvas (MASK where nothing was decoded); ``log_probs`` and ``passes`` run over
-    the canvas likewise. ``end`` is the first position past the answer.
+    the canvas likewise. ``end`` is the first position past the answer. ``notes`` is what the rule reports beside
+    (``guide_passes`` of ``guided``).
     """
 
     request: Request
@@ -61,3 +63,4 @@ class Finished:
     by_confidence: int
     by_verify: int
     error: str | None = None
+    notes: dict[str, float] = field(default_factory=dict)

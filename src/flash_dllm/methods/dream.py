@@ -4,6 +4,7 @@ Time runs from 1 to ``t_end`` in ``steps`` steps; going from t to s commits int(
 last step all of them. With steps = length the first step commits nothing, as published. ``origin`` takes each
 mask with probability 1 - s / t; the others rank by top-1 probability (``maskgit_plus``), by negative entropy
 (``entropy``, the default of the paper) or by margin (``topk_margin``), with noise where ``alg_temp`` > 0.
+Over blocks (Fast-dLLM's code for Dream) each block has a time schedule of steps / blocks steps of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flash_dllm.core.select import rank_of
 from flash_dllm.core.state import State
 from flash_dllm.core.types import Candidates, Draft
 
-OPTIONS = frozenset({"steps", "temperature", "top_p", "top_k", "t_end", "eos"})
+OPTIONS = frozenset({"steps", "block_length", "temperature", "top_p", "top_k", "t_end", "eos"})
 
 
 def transfer_fraction(state: State) -> tuple[Tensor, Tensor]:
@@ -28,15 +29,15 @@ def transfer_fraction(state: State) -> tuple[Tensor, Tensor]:
     Float32 throughout: the published products sit next to integers. The time points are torch's own
     ``linspace``, which fills its second half backwards from the end.
     """
-    steps, end = state.num["steps"], state.num["t_end"]
+    steps, end = (state.num["steps"] // state.blocks).clamp_min(1), state.num["t_end"]
 
     def time(index: Tensor) -> Tensor:
         step = (end - 1.0) / steps.float()
         half = (steps + 1) // 2
         return torch.where(index < half, 1.0 + step * index, end - step * (steps - index))
 
-    i = torch.minimum(state.step, steps - 1)
-    return 1 - time(i + 1) / time(i), state.step >= steps - 1
+    i = torch.minimum(state.block_step, steps - 1)
+    return 1 - time(i + 1) / time(i), state.block_step >= steps - 1
 
 
 def transfer_count(state: State, masks: Tensor) -> Tensor:
@@ -75,6 +76,7 @@ class Origin(Rule):
     """Each mask on its own with probability 1 - s / t."""
 
     name = "origin"
+    random_order = True
     categorical = True
     options = OPTIONS
 

@@ -1,10 +1,12 @@
 """Fast-dLLM (arXiv 2505.22618): confidence-aware parallel decoding, and the block-wise prefix and dual caches.
 
 Rules: ``threshold`` commits candidates with confidence >= epsilon (section 3.3), ``factor`` the largest n with
-(n + 1)(1 - c_(n)) < f, as later versions of the code do it; both commit at least the best one.
+(n + 1)(1 - c_(n)) < f, as later versions of the code do it, ``quota`` (code for Dream without cache) a threshold
+with a budget; all commit at least the best one.
 Caches: at each block's start one pass over the whole canvas, which also commits; then ``prefix`` recomputes the
 block and everything behind it, ``dual`` the block alone. Keys of the rest stay as the block's first pass left
-them. Defaults: block 32, epsilon 0.9. Cost: T rows a block, then T - start (prefix) or B (dual) rows a step.
+them. Defaults: LLaDA and Dream alike, every task: block 32, epsilon 0.9. Schedules: ``blocks`` is ours and that of later code;
+the first public code is ``blocks-as-released`` (LLaDA) and ``blocks-dream-as-released``. Cost: T rows a block, then T - start (prefix) or B (dual) rows a step.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from torch import Tensor
 from flash_dllm.core.cache import KVCache
 from flash_dllm.core.method import Blocks, CachePolicy, Rule, at_least_best, prefix_true
 from flash_dllm.core.noise import Noise
-from flash_dllm.core.rows import rectangle
-from flash_dllm.core.select import leftmost, rank_of
+from flash_dllm.core.rows import fed_rows
+from flash_dllm.core.select import rank_of
 from flash_dllm.core.state import State
 from flash_dllm.core.types import Candidates, Draft, Lanes, Rows
 
@@ -52,6 +54,34 @@ class Factor(Rule):
         return (rank < count[:, None]) & cand.valid
 
 
+class Quota(Rule):
+    """The released code for Dream without cache: a threshold, and an even pace of tokens as the most a step.
+
+    Step i may commit what the pace allows up to it and earlier steps did not use. Behind the last step the best
+    candidate goes alone.
+    """
+
+    name = "quota"
+    categorical = True
+    options = frozenset({"epsilon", "steps", "block_length", "temperature", "top_p", "top_k", "eos"})
+
+    def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
+        steps = (state.num["steps"] // state.blocks).clamp_min(1)
+        pace = state.block_masks // steps
+        left = (state.masked & in_block(state)).sum(1)
+        quota = torch.minimum(state.block_step + 1, steps) * pace - (state.block_masks - left)
+        take = draft.confidence >= state.num["epsilon"][:, None]
+        take &= rank_of(draft.confidence, cand.valid) < quota[:, None]
+        return at_least_best(take, draft.confidence, cand.valid)
+
+
+def in_block(state: State) -> Tensor:
+    """Positions of each slot's current block, [S, L] bool."""
+    size = state.num["block_length"]
+    start = state.first + state.block * size
+    return state.inside & (state.order >= start[:, None]) & (state.order < (start + size)[:, None])
+
+
 class BlockCache(CachePolicy):
     """Whole refresh at block boundaries."""
 
@@ -67,12 +97,7 @@ class BlockCache(CachePolicy):
         raise NotImplementedError
 
     def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
-        flags = self.fed(state)
-        slots = tuple(lanes.run)
-        widest = int(flags.sum(1)[list(slots)].max())
-        pos, valid = leftmost(flags, widest)
-        n_keys = kv.base + max(lanes.total[s] for s in slots)
-        return [rectangle(state, kv.base, slots, n_keys, pos, valid)]
+        return [fed_rows(state, kv.base, lanes, self.fed(state))]
 
 
 class PrefixCache(BlockCache):
@@ -91,9 +116,7 @@ class DualCache(BlockCache):
     name = "dual"
 
     def fed(self, state: State) -> Tensor:
-        size = state.num["block_length"]
-        start = state.first + state.block * size
-        return state.inside & (state.order >= start[:, None]) & (state.order < (start + size)[:, None])
+        return in_block(state)
 
 
 class AsReleased(Blocks):
@@ -114,3 +137,18 @@ class AsReleased(Blocks):
 
     def done(self, state: State) -> Tensor:
         return super().done(state) & (state.block_step > 0)
+
+
+class DreamAsReleased(AsReleased):
+    """The public code for Dream: a block's whole pass commits the block's first position, sure or not, alone.
+
+    Its prediction is read at the position before the block, which the later passes do not recompute. The default
+    (``blocks``) chooses from the whole block in every pass and adds that row as a reader.
+    """
+
+    name = "blocks-dream-as-released"
+
+    def revise(self, state: State, cand: Candidates, take: Tensor) -> Tensor:
+        start = state.first + state.block * state.num["block_length"]
+        first = cand.valid & (cand.pos == start[:, None])
+        return torch.where((state.block_step == 0)[:, None], first, take)

@@ -38,6 +38,7 @@ class RandomOrder(LowConfidence):
     """The scheduled number of candidates in random order."""
 
     name = "random"
+    random_order = True
 
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
         key = noise.per_position(cand.pos, cand.valid)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flash_dllm.errors import FlashDLLMError
 
-class ModelError(ValueError):
+
+class ModelError(FlashDLLMError):
     """Something is wrong with a checkpoint. The message is one line that names file, key and value."""
 
 

@@ -74,6 +74,11 @@ class Tokenizer:
             raise ModelError(f"text is not valid Unicode: lone surrogate at character {exc.start}") from exc
         return list(self._backend.encode(text, add_special_tokens=add_special).ids)
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of ``text`` and the characters [start, end) that each stands for."""
+        found = self._backend.encode(text, add_special_tokens=False)
+        return list(found.ids), list(found.offsets)
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of ``ids``, exactly: no clean-up of spaces. Incomplete UTF-8 gives U+FFFD."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)

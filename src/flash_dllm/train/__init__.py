@@ -1,1 +1,3 @@
-"""A trainer for small masked diffusion models: task generator, tokenizer, data workers, optimisers, export."""
+"""A trainer for small masked diffusion models: task generator, tokenizer, data workers, optimisers,
+export.
+"""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Optional
-
-_START = time.monotonic()
+from typing import Annotated
 
 import typer
+
+_START = time.monotonic()
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train small masked diffusion models.")
 
@@ -20,7 +20,7 @@ def run(
     budget: Annotated[float, typer.Option(help="Seconds for everything, start-up and measuring included.")],
     out: Annotated[Path, typer.Option(help="Output folder.")],
     stage: Annotated[str, typer.Option(help="Stage of the recipe's schedule.")] = "A",
-    resume: Annotated[Optional[Path], typer.Option(help="Folder with the previous stage's state.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder with the previous stage's state.")] = None,
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto.")] = "auto",
     workers: Annotated[int, typer.Option(help="Data processes; 0 chooses by the number of cores.")] = 0,
     compiled: Annotated[bool, typer.Option(help="Compile the layer functions (GPU only).")] = True,

@@ -1,7 +1,9 @@
-"""A run's state in one small file: bfloat16 masters and Adam moments, int8 momentum, all packed losslessly with zlib.
+"""A run's state in one small file: bfloat16 masters and Adam moments, int8 momentum, all packed losslessly
+with zlib.
 
-Precision is given up on purpose: a stage boundary must fit a transfer limit, and rounding every master once by 2^-9 is
-less than one step changes it. A resumed run continues from the same rounded state whatever machine it is on.
+Precision is given up on purpose: a stage boundary must fit a transfer limit, and rounding every master once
+by 2^-9 is less than one step changes it. A resumed run continues from the same rounded state whatever machine
+it is on.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def _unpack(packed: Tensor, width: int) -> bytearray:
 
 
 def save_state(folder: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Path:
-    """Writes `state.safetensors`. Tensors named `momentum.*` are kept as int8 rows, all others as bfloat16."""
+    """Writes `state.safetensors`. Tensors named `momentum.*` are kept as int8 rows, all others as
+    bfloat16.
+    """
     packed: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
     for name, tensor in tensors.items():

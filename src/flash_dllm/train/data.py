@@ -1,7 +1,7 @@
 """Training data made beside the training: worker processes write packed batches to their standard output.
 
-Plain pipes instead of `multiprocessing`: no shared memory, no start method, and a full pipe makes a worker wait. The
-loader takes one batch from each worker in turn, so the order depends on the number of workers only.
+Plain pipes instead of `multiprocessing`: no shared memory, no start method, and a full pipe makes a worker
+wait. The loader takes one batch from each worker in turn, so the order depends on the number of workers only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from flash_dllm.train.tasks import Sample, mixture
 from flash_dllm.train.tokenizer import EOS, load_tokenizer
@@ -35,7 +36,9 @@ _ROOM = ((0.80, 0), (0.97, 160), (1.0, 256))
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What workers make: `tokens` a batch, samples from seed `first` on, `free_form` of them in the pre-training form."""
+    """What workers make: `tokens` a batch, samples from seed `first` on, `free_form` of them in the pre-
+    training form.
+    """
 
     tokens: int
     tokenizer: str
@@ -48,20 +51,24 @@ Row = tuple[list[int], list[int]]
 
 def encode(samples: list[Sample], tokenizer_path: Path) -> list[Row]:
     """Token ids and the positions the objective may hide (EOS padding not included), for each sample."""
-    return _encode(samples, load_tokenizer(tokenizer_path))
+    return encode_with(samples, load_tokenizer(tokenizer_path))
 
 
-def _encode(samples: list[Sample], tokenizer: object) -> list[Row]:
-    encode_batch = tokenizer.encode_batch_fast  # type: ignore[attr-defined]
+def encode_with(samples: list[Sample], tokenizer: Tokenizer) -> list[Row]:
+    """As `encode`, with a tokenizer at hand."""
+    encode_batch = tokenizer.encode_batch_fast
     prompts = encode_batch([s.prompt_text for s in samples], add_special_tokens=False)
     answers = encode_batch([s.answer_text + s.stop for s in samples], add_special_tokens=False)
     rows: list[Row] = []
     for sample, prompt, answer in zip(samples, prompts, answers, strict=True):
         head, tail = prompt.ids, answer.ids
         if sample.gaps:
-            spans = tokenizer.encode(sample.answer_text, add_special_tokens=False).offsets  # type: ignore[attr-defined]
-            hidden = [len(head) + i for i, (a, b) in enumerate(spans)
-                      if any(a < end and b > start for start, end in sample.gaps)]
+            spans = tokenizer.encode(sample.answer_text, add_special_tokens=False).offsets
+            hidden = [
+                len(head) + i
+                for i, (a, b) in enumerate(spans)
+                if any(a < end and b > start for start, end in sample.gaps)
+            ]
             rows.append((head + tail, hidden))
         else:
             rows.append((head + tail, list(range(len(head), len(head) + len(tail)))))
@@ -78,8 +85,8 @@ class Packer:
     def add(self, row: Row, padded: bool, draw: float, free_form: bool) -> NDArray[np.int16] | None:
         """Places one sample; returns int16 [tokens / T, T] when that fills a batch.
 
-        `padded`: EOS padding is part of the response (not for canvases). `draw` in [0, 1) picks the bucket. Samples
-        that fit no bucket are dropped.
+        `padded`: EOS padding is part of the response (not for canvases). `draw` in [0, 1) picks the bucket.
+        Samples that fit no bucket are dropped.
         """
         ids, hidden = row
         room = next(size for edge, size in _ROOM if draw < edge)
@@ -103,7 +110,9 @@ class Packer:
 
 
 def batches(source: Source, worker: int, workers: int) -> Iterator[NDArray[np.int16]]:
-    """Endless packed batches of one worker; sample seeds are `first + worker + k * workers`, each used once."""
+    """Endless packed batches of one worker; sample seeds are `first + worker + k * workers`, each used
+    once.
+    """
     tokenizer = load_tokenizer(Path(source.tokenizer))
     packer = Packer(source)
     rng = np.random.default_rng((source.first, worker))
@@ -112,7 +121,7 @@ def batches(source: Source, worker: int, workers: int) -> Iterator[NDArray[np.in
         samples = [mixture(seed + i * workers) for i in range(_CHUNK)]
         seed += _CHUNK * workers
         draws = rng.random((_CHUNK, 2))
-        for sample, row, (fit, form) in zip(samples, _encode(samples, tokenizer), draws, strict=True):
+        for sample, row, (fit, form) in zip(samples, encode_with(samples, tokenizer), draws, strict=True):
             batch = packer.add(row, not sample.gaps, float(fit), bool(form < source.free_form))
             if batch is not None:
                 yield batch
@@ -122,12 +131,20 @@ class Loader:
     """Starts the workers and hands out their batches in turn. `close` ends them."""
 
     def __init__(self, source: Source, workers: int, depth: int = 12) -> None:
-        self.queues: list[queue.Queue[NDArray[np.int16] | None]] = [queue.Queue(depth) for _ in range(workers)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
-                       "CUDA_VISIBLE_DEVICES": ""}
+        self.queues: list[queue.Queue[NDArray[np.int16] | None]] = [
+            queue.Queue(depth) for _ in range(workers)
+        ]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         command = [sys.executable, "-m", "flash_dllm.train.data", json.dumps(asdict(source)), str(workers)]
-        self.processes = [subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, env=environment)
-                          for i in range(workers)]
+        self.processes = [
+            subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, env=environment)
+            for i in range(workers)
+        ]
         self.closing = threading.Event()
         self.waited = 0
         for process, target in zip(self.processes, self.queues, strict=True):

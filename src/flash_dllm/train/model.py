@@ -1,9 +1,9 @@
 """Trainable transformer for the LLaDA, Dream and Qwen2 layouts.
 
-Weights of all layers are stacked (`[layers, out, in]`), which lets the optimiser work on whole stacks. Tokens flow as
-one flat axis N = batch * length through two functions a layer, `before_attention` and `after_attention`; only the
-attention call between them sees the batch. So with a fixed number of tokens a step each function has one shape and is
-compiled once, whatever the sequence length of the batch.
+Weights of all layers are stacked (`[layers, out, in]`), which lets the optimiser work on whole stacks. Tokens
+flow as one flat axis N = batch * length through two functions a layer, `before_attention` and
+`after_attention`; only the attention call between them sees the batch. So with a fixed number of tokens a
+step each function has one shape and is compiled once, whatever the sequence length of the batch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 Layout = Literal["llada", "dream", "qwen2"]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model. `layout` decides masking, prediction shift and names: see `shift`, `causal`, `qkv_bias`."""
+    """Sizes of a model. `layout` decides masking, prediction shift and names: see `shift`, `causal`,
+    `qkv_bias`.
+    """
 
     layout: Layout
     d_model: int
@@ -53,19 +55,23 @@ class Shape:
         return self.layout != "llada"
 
     @property
-    def qkv_rows(self) -> tuple[int, int, int]:
+    def qkv_rows(self) -> list[int]:
         """Output rows of the query, key and value projections inside the fused one."""
-        return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
+        return [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalises in float32, casts back to x's dtype, then multiplies by the weight. Shapes [..., d] and [d]."""
+    """Normalises in float32, casts back to x's dtype, then multiplies by the weight. Shapes [..., d] and
+    [d].
+    """
     x32 = x.float()
     return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-rotation RoPE. x [N, heads, dim], cos and sin [N, 1, dim / 2] in the dtype the rotation runs in."""
+    """Half-rotation RoPE. x [N, heads, dim], cos and sin [N, 1, dim / 2] in the dtype the rotation runs
+    in.
+    """
     a, b = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
@@ -75,11 +81,12 @@ def before_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm, fused projection and rotation.
 
-    x [N, d], places int64 [N], tables float32 [2, max_length, dim / 2]. Returns q, k, v [N, heads, dim] each; keys and
-    values are repeated for grouped queries.
+    x [N, d], places int64 [N], tables float32 [2, max_length, dim / 2]. Returns q, k, v [N, heads, dim] each;
+    keys and values are repeated for grouped queries.
     """
     h = F.linear(rms_norm(x, norm, shape.eps), weight, bias)
-    q, k, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in h.split(shape.qkv_rows, -1))
+    parts = torch.split(h, shape.qkv_rows, -1)
+    q, k, v = (part.view(x.shape[0], -1, shape.head_dim) for part in parts)
     # LLaDA rotates in float32, the Qwen2 family in the activation dtype.
     angles = tables if shape.layout == "llada" else tables.to(x.dtype)
     cos, sin = angles[0][places][:, None], angles[1][places][:, None]
@@ -93,14 +100,19 @@ def before_attention(
 def after_attention(
     x: Tensor, mixed: Tensor, out: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float
 ) -> Tensor:
-    """Output projection, residual, norm and gated feed-forward. x [N, d], mixed [N, heads * dim]; returns [N, d]."""
+    """Output projection, residual, norm and gated feed-forward. x [N, d], mixed [N, heads * dim]; returns
+    [N, d].
+    """
     x = x + F.linear(mixed, out)
     gate, up = F.linear(rms_norm(x, norm, eps), gate_up).chunk(2, -1)
     return x + F.linear(F.silu(gate) * up, down)
 
 
-def head_loss(rows: Tensor, norm: Tensor, head: Tensor, targets: Tensor, weights: Tensor, eps: float) -> Tensor:
-    """Weighted sum of cross entropies and their plain values: rows [C, d], targets int64 [C], weights float32 [C].
+def head_loss(
+    rows: Tensor, norm: Tensor, head: Tensor, targets: Tensor, weights: Tensor, eps: float
+) -> Tensor:
+    """Weighted sum of cross entropies and their plain values: rows [C, d], targets int64 [C], weights float32
+    [C].
 
     Returns float32 [2]: (weighted sum, sum over the rows of positive weight).
     """
@@ -110,7 +122,9 @@ def head_loss(rows: Tensor, norm: Tensor, head: Tensor, targets: Tensor, weights
 
 
 class StackedTransformer(nn.Module):
-    """The model. `compiled=True` compiles the two layer functions and the loss; CPU training leaves them eager."""
+    """The model. `compiled=True` compiles the two layer functions and the loss; CPU training leaves them
+    eager.
+    """
 
     tables: Tensor
 
@@ -164,14 +178,18 @@ class StackedTransformer(nn.Module):
         layers = zip(*(stack.unbind() for stack in stacks), biases, strict=True)
         for norm, qkv, out, ffn_norm, gate_up, down, bias in layers:
             heads = before(x, norm, qkv, bias, places, self.tables, shape)
-            q, k, v = (part.view(batch, length, shape.heads, shape.head_dim).transpose(1, 2) for part in heads)
+            q, k, v = (
+                part.view(batch, length, shape.heads, shape.head_dim).transpose(1, 2) for part in heads
+            )
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
             mixed = mixed.transpose(1, 2).reshape(batch * length, -1)
             x = after(x, mixed, out, ffn_norm, gate_up, down, shape.eps)
         return x
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Predictions of every position itself (already shifted back). ids int64 [B, T]; returns [B, T, vocab]."""
+        """Predictions of every position itself (already shifted back). ids int64 [B, T]; returns [B, T,
+        vocab].
+        """
         rows = F.linear(rms_norm(self.trunk(ids), self.norm, self.shape.eps), self.head).view(*ids.shape, -1)
         return torch.cat((rows[:, :1], rows[:, :-1]), 1) if self.shape.shift else rows
 

@@ -1,7 +1,8 @@
 """Corruption and loss: the masked diffusion objective (both forms) and the causal one, on packed batches.
 
-A packed batch is int16 [B, T]: the token id, plus `MASKABLE` where the objective may hide or score the token. The SFT
-form flags the response with its EOS padding, the pre-training form every position but BOS, an infilling canvas its gaps.
+A packed batch is int16 [B, T]: the token id, plus `MASKABLE` where the objective may hide or score the token.
+The SFT form flags the response with its EOS padding, the pre-training form every position but BOS, an
+infilling canvas its gaps.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _ID = MASKABLE - 1
 class Corrupted:
     """A batch ready for the model. `rows` are the flat rows that are scored, padded to a fixed count C.
 
-    ids int64 [B, T]; rows int64 [C] (padding points at row 0) and `home` int64 [C] (padding points one past the end);
-    targets int64 [C]; weights float32 [C] (0 for padding).
+    ids int64 [B, T]; rows int64 [C] (padding points at row 0) and `home` int64 [C] (padding points one past
+    the end); targets int64 [C]; weights float32 [C] (0 for padding).
     """
 
     ids: Tensor
@@ -37,9 +38,9 @@ class Corrupted:
 def corrupt(packed: Tensor, shift: int, causal: bool, capacity: int, generator: torch.Generator) -> Corrupted:
     """Masks a packed batch and lists the rows to score.
 
-    Each sequence has its own t, stratified over the batch; a token is hidden with p = 0.999 t + 0.001 and weighs 1 / p,
-    divided by the batch's number of maskable tokens. Causal: nothing is hidden, every flagged token weighs the same.
-    Row j - shift predicts position j. Scored tokens beyond `capacity` are dropped.
+    Each sequence has its own t, stratified over the batch; a token is hidden with p = 0.999 t + 0.001 and
+    weighs 1 / p, divided by the batch's number of maskable tokens. Causal: nothing is hidden, every flagged
+    token weighs the same. Row j - shift predicts position j. Scored tokens beyond `capacity` are dropped.
     """
     batch, length = packed.shape
     device = packed.device
@@ -63,8 +64,13 @@ def corrupt(packed: Tensor, shift: int, causal: bool, capacity: int, generator: 
     used = chosen < total
     position = torch.where(used, chosen, 0)
     home = torch.where(used, chosen - shift, total)
-    return Corrupted(ids, torch.where(used, home, 0), home, tokens.reshape(-1)[position],
-                     weight.reshape(-1)[position] * used)
+    return Corrupted(
+        ids,
+        torch.where(used, home, 0),
+        home,
+        tokens.reshape(-1)[position],
+        weight.reshape(-1)[position] * used,
+    )
 
 
 class _TakeRows(torch.autograd.Function):
@@ -84,7 +90,9 @@ class _TakeRows(torch.autograd.Function):
 
 
 def loss_of(model: StackedTransformer, batch: Corrupted) -> tuple[Tensor, Tensor]:
-    """The objective (with gradient), and the mean cross entropy of the scored rows (nats a token, without)."""
-    rows = _TakeRows.apply(model.trunk(batch.ids), batch.rows, batch.home)
+    """The objective (with gradient), and the mean cross entropy of the scored rows (nats a token,
+    without).
+    """
+    rows = _TakeRows.apply(model.trunk(batch.ids), batch.rows, batch.home)  # type: ignore[no-untyped-call]
     both = model.loss(rows, batch.targets, batch.weights)
     return both[0], both[1].detach() / (batch.weights > 0).sum().clamp(min=1)

@@ -1,4 +1,6 @@
-"""Muon for the stacked block matrices, AdamW for embedding, head, norms and biases; float32 masters for both."""
+"""Muon for the stacked block matrices, AdamW for embedding, head, norms and biases; float32 masters for
+both.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Rates:
 
 
 def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz iteration in bfloat16: the nearest half-orthogonal matrices of a stack [K, rows, cols]."""
+    """Newton-Schulz iteration in bfloat16: the nearest half-orthogonal matrices of a stack [K, rows,
+    cols].
+    """
     a, b, c = _COEFFICIENTS
     x = stack.bfloat16()
     tall = x.shape[1] > x.shape[2]
@@ -38,13 +42,13 @@ def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def _pieces(name: str, shape: Shape) -> tuple[int, ...]:
+def _pieces(name: str, shape: Shape) -> list[int]:
     """Rows of the matrices that are fused in a stack: each is orthogonalised on its own."""
     if name == "qkv":
         return shape.qkv_rows
     if name == "gate_up":
-        return shape.ffn, shape.ffn
-    return (0,)
+        return [shape.ffn, shape.ffn]
+    return []
 
 
 class Optimizer:
@@ -79,8 +83,11 @@ class Optimizer:
         torch._foreach_lerp_(fresh, moments, self.rates.momentum)
         groups: dict[tuple[int, int], list[Tensor]] = {}
         owners: dict[tuple[int, int], list[tuple[int, bool]]] = {}
-        pieces = [piece for name, grad in zip(MATRICES, fresh, strict=True)
-                  for piece in _split(grad, _pieces(name, self.model.shape))]
+        pieces = [
+            piece
+            for name, grad in zip(MATRICES, fresh, strict=True)
+            for piece in _split(grad, _pieces(name, self.model.shape))
+        ]
         for i, piece in enumerate(pieces):
             tall = piece.shape[1] > piece.shape[2]
             flat = piece.mT if tall else piece
@@ -89,11 +96,14 @@ class Optimizer:
             owners.setdefault(key, []).append((i, tall))
         updates: list[Tensor] = list(pieces)
         for key, members in groups.items():
-            done = orthogonalise(torch.cat(members)).split([m.shape[0] for m in members])
+            done = torch.split(orthogonalise(torch.cat(members)), [m.shape[0] for m in members])
             for (i, tall), update in zip(owners[key], done, strict=True):
                 updates[i] = update.mT if tall else update
-        targets = [piece for name in MATRICES for piece in _split(
-            self.masters[name], _pieces(name, self.model.shape))]
+        targets = [
+            piece
+            for name in MATRICES
+            for piece in _split(self.masters[name], _pieces(name, self.model.shape))
+        ]
         for target, update in zip(targets, updates, strict=True):
             scale = max(1.0, target.shape[1] / target.shape[2]) ** 0.5
             target.mul_(1 - rate * self.rates.decay).add_(update, alpha=-rate * scale)
@@ -109,11 +119,18 @@ class Optimizer:
         scale = torch._foreach_div(second, 1 - b2**self.steps)
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, 1e-9)
-        torch._foreach_addcdiv_([self.masters[n] for n in self.others], first, scale, -rate / (1 - b1**self.steps))
+        torch._foreach_addcdiv_(
+            [self.masters[n] for n in self.others], first, scale, -rate / (1 - b1**self.steps)
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by name (`master.`, `momentum.`, `first.`, `second.`)."""
-        kinds = {"master": self.masters, "momentum": self.momentum, "first": self.first, "second": self.second}
+        kinds = {
+            "master": self.masters,
+            "momentum": self.momentum,
+            "first": self.first,
+            "second": self.second,
+        }
         return {f"{kind}.{name}": t for kind, group in kinds.items() for name, t in group.items()}
 
     @torch.no_grad()
@@ -129,5 +146,5 @@ class Optimizer:
         self.steps = steps
 
 
-def _split(stack: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
-    return (stack,) if rows == (0,) else stack.split(rows, 1)
+def _split(stack: Tensor, rows: list[int]) -> tuple[Tensor, ...]:
+    return (stack,) if not rows else torch.split(stack, rows, 1)

@@ -11,7 +11,9 @@ from flash_dllm.train.schedule import Curve
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that defines a training run but the time. `tokens` a step; `stages` maps a name to its schedule span."""
+    """Everything that defines a training run but the time. `tokens` a step; `stages` maps a name to its
+    schedule span.
+    """
 
     name: str
     shape: Shape
@@ -19,15 +21,19 @@ class Recipe:
     curve: Curve = field(default_factory=Curve)
     tokens: int = 92_160
     free_form: float = 0.05
-    stages: dict[str, tuple[float, float]] = field(default_factory=lambda: {"A": (0.0, 0.55), "B": (0.55, 1.0)})
-    reserve: float = 45.0
+    stages: dict[str, tuple[float, float]] = field(
+        default_factory=lambda: {"A": (0.0, 0.55), "B": (0.55, 1.0)}
+    )
+    reserve: float = 50.0
     eval_samples: int = 1000
     log_every: int = 50
     seed: int = 1
 
     @property
     def capacity(self) -> int:
-        """Scored tokens a step. Half of the maskable ones are hidden on average, so 60 % of all is never exceeded."""
+        """Scored tokens a step. Half of the maskable ones are hidden on average, so 60 % of all is never
+        exceeded.
+        """
         return self.tokens if self.shape.causal else int(self.tokens * 0.6)
 
 
@@ -36,14 +42,40 @@ RECIPES = {
     for recipe in (
         Recipe("tiny-llada", Shape("llada", d_model=384, layers=8, heads=6, kv_heads=6, ffn=1024)),
         Recipe("tiny-dream", Shape("dream", d_model=256, layers=7, heads=4, kv_heads=2, ffn=576, eps=1e-6)),
-        Recipe("tiny-guide", Shape("qwen2", d_model=192, layers=5, heads=6, kv_heads=2, ffn=512, eps=1e-6),
-               stages={"A": (0.0, 1.0)}, free_form=0.0),
-        Recipe("smoke", Shape("llada", d_model=64, layers=2, heads=2, kv_heads=2, ffn=128, max_length=1024),
-               rates=Rates(muon=0.02, adam=1e-2), tokens=3072, log_every=10, reserve=8.0, eval_samples=22),
-        Recipe("smoke-dream", Shape("dream", d_model=64, layers=2, heads=4, kv_heads=2, ffn=128, eps=1e-6),
-               rates=Rates(muon=0.02, adam=1e-2), tokens=3072, log_every=10, reserve=8.0, eval_samples=22),
-        Recipe("smoke-guide", Shape("qwen2", d_model=64, layers=2, heads=4, kv_heads=2, ffn=128, eps=1e-6),
-               rates=Rates(muon=0.02, adam=1e-2), tokens=3072, log_every=10, reserve=8.0, eval_samples=22,
-               stages={"A": (0.0, 1.0)}, free_form=0.0),
+        Recipe(
+            "tiny-guide",
+            Shape("qwen2", d_model=192, layers=5, heads=6, kv_heads=2, ffn=512, eps=1e-6),
+            stages={"A": (0.0, 1.0)},
+            free_form=0.0,
+        ),
+        Recipe(
+            "smoke",
+            Shape("llada", d_model=64, layers=2, heads=2, kv_heads=2, ffn=128, max_length=1024),
+            rates=Rates(muon=0.02, adam=1e-2),
+            tokens=1536,
+            log_every=10,
+            reserve=8.0,
+            eval_samples=22,
+        ),
+        Recipe(
+            "smoke-dream",
+            Shape("dream", d_model=64, layers=2, heads=4, kv_heads=2, ffn=128, eps=1e-6),
+            rates=Rates(muon=0.02, adam=1e-2),
+            tokens=1536,
+            log_every=10,
+            reserve=8.0,
+            eval_samples=22,
+        ),
+        Recipe(
+            "smoke-guide",
+            Shape("qwen2", d_model=64, layers=2, heads=4, kv_heads=2, ffn=128, eps=1e-6),
+            rates=Rates(muon=0.02, adam=1e-2),
+            tokens=1536,
+            log_every=10,
+            reserve=8.0,
+            eval_samples=22,
+            stages={"A": (0.0, 1.0)},
+            free_form=0.0,
+        ),
     )
 }

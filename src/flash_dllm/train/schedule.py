@@ -29,8 +29,9 @@ class Curve:
 class Clock:
     """Progress of one stage inside the plan.
 
-    `budget` seconds are counted from `start` (process start-up included); `reserve` of them are kept for what follows
-    training. `span` is the stage's part of the plan. Progress runs from the first call of `begin` to the deadline.
+    `budget` seconds are counted from `start` (process start-up included); `reserve` of them are kept for what
+    follows training. `span` is the stage's part of the plan. Progress runs from the first call of `begin` to
+    the deadline.
     """
 
     budget: float

@@ -15,28 +15,45 @@ from flash_dllm.train.tasks import mixture
 
 VOCAB_SIZE = 2048
 EOS, MASK, BOS, EOT, HEADER_START, HEADER_END = range(6)
-SPECIAL = ("<|endoftext|>", "<|mdm_mask|>", "<|startoftext|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")
+SPECIAL = (
+    "<|endoftext|>",
+    "<|mdm_mask|>",
+    "<|startoftext|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+)
 
-# Every digit is a token of its own, a word takes the space before it, a line break takes the indentation after it.
-_PIECES = r"\p{N}|\n *| ?\p{L}+| ?[^\s\p{L}\p{N}]+| +|\s"
+# Every digit is a token of its own, a word takes the space before it, a line break takes the indentation
+# after it.
+_PIECES = r"\p{N}|\n+ *| ?\p{L}+| ?[^\s\p{L}\p{N}]+| +|\s"
 _CHAT_TEMPLATE = (
     "{{ '<|startoftext|>' }}{% for message in messages %}"
-    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + "
+    "'<|eot_id|>' }}"
     "{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
 )
 
 
 def train_tokenizer(samples: int = 100_000, vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Trains the tokenizer on the first `samples` samples of the training mixture. The result is deterministic."""
+    """Trains the tokenizer on the first `samples` samples of the training mixture. The result is
+    deterministic.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     tokenizer.train_from_iterator(_texts(samples), trainer)
     return tokenizer
 
@@ -46,8 +63,9 @@ def _texts(samples: int) -> Iterator[str]:
         sample = mixture(seed)
         yield from (text for _, text in sample.messages)
         yield sample.answer_text
-    # Headers and raw prompts contain these words also where no message does.
-    yield from ("user", "assistant", "system", "Question:", "\n\nQuestion:", "\nAnswer:")
+    # Every prompt's headers hold a role and two line breaks, which are in no message.
+    for _ in range(samples // 10):
+        yield from ("user", "assistant", "system", "\n\n", "Question:", "\n\nQuestion:", "\nAnswer:")
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """One training stage: starts the data workers, trains until the clock says stop, saves, exports, measures.
 
-Files written to the output folder: `state.safetensors` (to resume), `export/` (the model), `loss.jsonl` (one line every
-few steps), `eval.json` (losses, accuracy, counts, versions).
+Files written to the output folder: `state.safetensors` (to resume), `export/` (the model), `loss.jsonl` (one
+line every few steps), `eval.json` (losses, accuracy, counts, versions).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from flash_dllm.train.objective import corrupt, loss_of
 from flash_dllm.train.optim import Optimizer
 from flash_dllm.train.recipes import Recipe
 from flash_dllm.train.schedule import Clock
+from flash_dllm.train.tasks import Split
 from flash_dllm.train.tokenizer import bundled_folder
 
 # Seeds of a stage start here times the stage's number, so that no sample is used twice.
@@ -47,7 +48,7 @@ class Options:
     device: str = "cuda"
     workers: int = 8
     compiled: bool = True
-    tokenizer: Path = bundled_folder()
+    tokenizer: Path = field(default_factory=bundled_folder)
 
 
 class Trainer:
@@ -55,7 +56,9 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, options: Options) -> None:
         if options.stage not in recipe.stages:
-            raise ValueError(f"recipe {recipe.name} has stages {sorted(recipe.stages)}, not {options.stage!r}")
+            raise ValueError(
+                f"recipe {recipe.name} has stages {sorted(recipe.stages)}, not {options.stage!r}"
+            )
         self.recipe, self.options = recipe, options
         self.device = torch.device(options.device)
         options.out.mkdir(parents=True, exist_ok=True)
@@ -90,6 +93,11 @@ class Trainer:
         self.log.close()
         return report
 
+    @property
+    def _last(self) -> bool:
+        """Whether this stage ends the plan."""
+        return self.recipe.stages[self.options.stage][1] >= 1.0
+
     def _attention(self) -> AbstractContextManager[None]:
         """Flash attention on the GPU: its start-up does not depend on the shape, unlike cuDNN's plans."""
         if self.device.type != "cuda":
@@ -98,7 +106,7 @@ class Trainer:
 
     def _train(self) -> dict[str, Any]:
         recipe, clock = self.recipe, self.clock
-        held = held_batch(self.source, 384 if self.device.type == "cuda" else 16).to(self.device)
+        held = held_batch(self.source, recipe.tokens // 256).to(self.device)
         sums = torch.zeros(2, device=self.device)
         step, logged, next_held, tokens = 0, 0, 0.0, 0
         for packed in self.loader:
@@ -116,9 +124,16 @@ class Trainer:
                 self._synchronize()
             if step % recipe.log_every == 0:
                 objective, entropy = (sums / (step - logged)).tolist()
-                line = {"step": self.optimizer.steps, "seconds": round(clock.elapsed, 1), "factor": round(factor, 4),
-                        "loss": round(objective, 5), "masked_nll": round(entropy, 5),
-                        "progress": round(clock.progress(), 4), "tokens": tokens, "waits": self.loader.waited}
+                line = {
+                    "step": self.optimizer.steps,
+                    "seconds": round(clock.elapsed, 1),
+                    "factor": round(factor, 4),
+                    "loss": round(objective, 5),
+                    "masked_nll": round(entropy, 5),
+                    "progress": round(clock.progress(), 4),
+                    "tokens": tokens,
+                    "waits": self.loader.waited,
+                }
                 if clock.elapsed >= next_held:
                     with self.model.eager():
                         line["held"] = loss_by_noise(self.model, held)
@@ -132,15 +147,27 @@ class Trainer:
         seconds = clock.elapsed - clock._begun
         with self.model.eager():
             final = loss_by_noise(self.model, held)
-        return {"recipe": recipe.name, "stage": self.options.stage, "steps": step, "tokens": tokens,
-                "train_seconds": round(seconds, 1), "tokens_per_second": round(tokens / max(seconds, 1e-6)),
-                "startup_seconds": round(clock._begun, 1), "held": final, "loader_waits": self.loader.waited,
-                "parameters": sum(p.numel() for p in self.model.parameters()),
-                "shape": asdict(recipe.shape), "rates": asdict(recipe.rates), "curve": asdict(recipe.curve),
-                "versions": {"torch": torch.__version__, "python": platform.python_version()}}
+        return {
+            "recipe": recipe.name,
+            "stage": self.options.stage,
+            "steps": step,
+            "tokens": tokens,
+            "train_seconds": round(seconds, 1),
+            "tokens_per_second": round(tokens / max(seconds, 1e-6)),
+            "startup_seconds": round(clock._begun, 1),
+            "held": final,
+            "loader_waits": self.loader.waited,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "shape": asdict(recipe.shape),
+            "rates": asdict(recipe.rates),
+            "curve": asdict(recipe.curve),
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        }
 
     def _step(self, packed: Any, factor: float) -> Tensor:
-        """One update; returns float32 [2] (objective, masked cross entropy) without waiting for the device."""
+        """One update; returns float32 [2] (objective, masked cross entropy) without waiting for the
+        device.
+        """
         shape = self.recipe.shape
         self.generator.manual_seed(self.recipe.seed * 1_000_003 + self.optimizer.steps)
         ids = torch.from_numpy(packed.copy())
@@ -159,7 +186,7 @@ class Trainer:
     def _save(self) -> dict[str, Any]:
         """State and export. A stage that ends its plan needs no moments, so only the masters are kept."""
         tensors = self.optimizer.tensors()
-        if self.recipe.stages[self.options.stage][1] >= 1.0:
+        if self._last:
             tensors = {name: t for name, t in tensors.items() if name.startswith("master.")}
         meta = {"steps": self.optimizer.steps, "recipe": self.recipe.name, "stage": self.options.stage}
         path = save_state(self.options.out, tensors, meta)
@@ -170,17 +197,28 @@ class Trainer:
 
     def _measure(self) -> dict[str, Any]:
         """Accuracy of the exported (int8) weights, and what the rounding costs in held-out loss."""
-        held = held_batch(self.source, 384 if self.device.type == "cuda" else 16).to(self.device)
+        held = held_batch(self.source, self.recipe.tokens // 256).to(self.device)
         rounded = round_to_int8(self.optimizer.masters)
         with torch.no_grad(), self.model.eager():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(rounded[name])
             result: dict[str, Any] = {"held_int8": loss_by_noise(self.model, held)}
-            left = self.clock.budget - self.clock.elapsed - 6.0
             began = time.monotonic()
-            settings = LEFT_TO_RIGHT if self.recipe.shape.causal else (SETTINGS[1], SETTINGS[0], *SETTINGS[2:])
-            result["accuracy"] = accuracy(self.model.logits, self.recipe.eval_samples, settings,
-                                          self.options.tokenizer, self.device, deadline=left)
+            until = self.options.start + self.clock.budget - 2.0
+            settings = (
+                LEFT_TO_RIGHT if self.recipe.shape.causal else (SETTINGS[1], SETTINGS[0], *SETTINGS[2:])
+            )
+            # Decisions are made on dev; only a finished model meets the test questions.
+            splits: tuple[Split, ...] = ("test" if self._last else "dev", "heldout")
+            result["accuracy"] = accuracy(
+                self.model.logits,
+                self.recipe.eval_samples,
+                settings,
+                self.options.tokenizer,
+                self.device,
+                splits,
+                until,
+            )
         result["eval_seconds"] = round(time.monotonic() - began, 1)
         return result
 

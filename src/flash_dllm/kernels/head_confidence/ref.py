@@ -47,7 +47,8 @@ class HeadSpec:
         measure: what ranks the rows: ``prob`` (probability of the token), ``margin`` (top-1 minus top-2) or
             ``neg_entropy`` (sum p log p), as in Dream.
         suppress: [M] int64 or None: 1 gives EOS the logit -inf, 2 takes away the confidence of EOS and EoT
-            (LLaDA's ``logits_eos_inf`` and ``confidence_eos_eot_inf``).
+            (LLaDA's ``logits_eos_inf`` and ``confidence_eos_eot_inf``), 3 gives both the logit -inf (gaps of a
+            fixed length).
         eos_ids, quiet_ids: the ids that 1 and 2 act on.
         sampling: None for argmax.
         wanted: [M] int64 or None: report the probability of these tokens too.
@@ -96,6 +97,7 @@ def confidence(logits: Tensor, spec: HeadSpec) -> HeadOut:
     for_confidence = logits
     if spec.suppress is not None:
         logits = _without(logits, spec.eos_ids, spec.suppress == 1)
+        logits = _without(logits, spec.quiet_ids, spec.suppress == 3)
         for_confidence = _without(logits, spec.quiet_ids, spec.suppress == 2)
     allowed = _without(logits, (spec.mask_id,), None)
     allowed = allowed[:, : spec.n_tokens]

@@ -1,8 +1,9 @@
 """Tasks with checkable answers for training and measuring small masked diffusion models.
 
-`make(family, seed, split)` is deterministic on every Python version. Three things keep test questions out of training:
-seeds of different splits are mixed with different salts, a hash class of the question's text belongs to each split
-(so no two splits share a question whatever their seeds), and `heldout` questions use templates training never draws.
+`make(family, seed, split)` is deterministic on every Python version. Three things keep test questions out of
+training: seeds of different splits are mixed with different salts, a hash class of the question's text
+belongs to each split (so no two splits share a question whatever their seeds), and `heldout` questions use
+templates training never draws.
 """
 
 from __future__ import annotations
@@ -38,8 +39,19 @@ _MAKERS: dict[str, tuple[Callable[[Draw], Parts], Callable[[Mapping[str, Any], s
     "infill": (infill, check_infill),
 }
 FAMILIES = tuple(_MAKERS)
-WEIGHTS = {"gsm": 0.46, "arith": 0.07, "list": 0.09, "convert": 0.07, "chat": 0.07, "fact": 0.03, "code": 0.06,
-           "json": 0.05, "story": 0.04, "letter": 0.03, "infill": 0.03}
+WEIGHTS = {
+    "gsm": 0.46,
+    "arith": 0.07,
+    "list": 0.09,
+    "convert": 0.07,
+    "chat": 0.07,
+    "fact": 0.03,
+    "code": 0.06,
+    "json": 0.05,
+    "story": 0.04,
+    "letter": 0.03,
+    "infill": 0.03,
+}
 _SALT = {"train": 1, "dev": 2, "test": 3, "heldout": 4}
 _CLASSES = 16
 _FEW_SHOT = {"train": 0.07, "dev": 0.0, "test": 0.0, "heldout": 0.0}
@@ -58,14 +70,16 @@ def _mix(*values: int) -> int:
 
 
 def _allowed(parts: Parts, split: Split) -> bool:
-    """Whether the question's hash class belongs to the split: one class of 16 to test and held-out, one to dev."""
+    """Whether the question's hash class belongs to the split: one class of 16 to test and held-out, one to
+    dev.
+    """
     klass = zlib.crc32((parts.question or parts.answer).encode()) % _CLASSES
     return {"train": klass > 1, "dev": klass == 1, "test": klass == 0, "heldout": klass == 0}[split]
 
 
 def _draw(family: str, seed: int, split: Split) -> tuple[Parts, Draw]:
     """The first try whose question may appear in the split, and the source that made it."""
-    index, maker = FAMILIES.index(family), _MAKERS[family][0]
+    maker, index = _MAKERS[family][0], FAMILIES.index(family)
     for attempt in range(10_000):
         d = Draw(_mix(_SALT[split], index, seed, attempt), split == "heldout")
         parts = maker(d)
@@ -77,12 +91,14 @@ def _draw(family: str, seed: int, split: Split) -> tuple[Parts, Draw]:
 def make(family: str, seed: int, split: Split, shots: int | None = None) -> Sample:
     """One sample of a family.
 
-    `seed` is any integer >= 0. `shots` worked examples (from the train split) come before the question; None draws
-    their number: 0 except for 7 % of training samples. Raises KeyError for an unknown family or split.
+    `seed` is any integer >= 0. `shots` worked examples (from the train split) come before the question; None
+    draws their number: 0 except for 7 % of training samples. Raises KeyError for an unknown family or split.
     """
     parts, d = _draw(family, seed, split)
     if parts.gaps:
-        return Sample(family, (), "<|startoftext|>", parts.answer, parts.check, parts.template, d.free, 0, parts.gaps)
+        return Sample(
+            family, (), "<|startoftext|>", parts.answer, parts.check, parts.template, d.free, 0, parts.gaps
+        )
     if shots is None:
         shots = _shots(d, family) if d.chance(_FEW_SHOT[split]) else 0
     examples = []
@@ -96,7 +112,9 @@ def make(family: str, seed: int, split: Split, shots: int | None = None) -> Samp
 
 
 def _shots(d: Draw, family: str) -> int:
-    """One to four examples; more of the short families, rarely many, so that prompts reach 400 to 800 tokens."""
+    """One to four examples; more of the short families, rarely many, so that prompts reach 400 to 800
+    tokens.
+    """
     return d.pick((1, 1, 1, 1, 2, 2, 2, 3, 3, 4)) if family in _LONG else d.pick((2, 3, 4))
 
 
@@ -106,7 +124,9 @@ _LONG = frozenset(("gsm", "story", "letter"))
 def _prompt(
     d: Draw, family: str, examples: list[tuple[str, str]], question: str
 ) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Turns and rendered prompt: raw for some word problems, else chat with the examples as turns or as one text."""
+    """Turns and rendered prompt: raw for some word problems, else chat with the examples as turns or as one
+    text.
+    """
     blocks = [f"Question: {q}\nAnswer: {a}\n\n" for q, a in examples]
     whole = f"{''.join(blocks)}Question: {question}\nAnswer:"
     if family == "gsm" and d.chance(0.08):

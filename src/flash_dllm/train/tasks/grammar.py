@@ -1,8 +1,9 @@
 """Templates with counted free choices, and the random source that fills them.
 
-A template is text with alternations `[a|b|c]` (one is drawn; an option may repeat to weigh more, or be empty) and
-slots `{name}` filled from a mapping. Every alternation that ends up in an *answer* is a place where a decoder cannot
-know the next words for sure, so the source counts them: that count predicts the forward passes of parallel decoding.
+A template is text with alternations `[a|b|c]` (one is drawn; an option may repeat to weigh more, or be empty)
+and slots `{name}` filled from a mapping. Every alternation that ends up in an *answer* is a place where a
+decoder cannot know the next words for sure, so the source counts them: that count predicts the forward passes
+of parallel decoding.
 """
 
 from __future__ import annotations

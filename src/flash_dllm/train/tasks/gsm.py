@@ -32,7 +32,16 @@ def people(d: Draw) -> dict[str, object]:
     """Slots for three people, the first one's pronouns, and a countable noun."""
     n, m, p = d.some(words.NAMES, 3)
     he, his, him = ("she", "her", "her") if words.girl(n) else ("he", "his", "him")
-    return {"N": n, "M": m, "P": p, "he": he, "he_": capital(he), "his": his, "him": him, "u": d.pick(words.THINGS)}
+    return {
+        "N": n,
+        "M": m,
+        "P": p,
+        "he": he,
+        "he_": capital(he),
+        "his": his,
+        "him": him,
+        "u": d.pick(words.THINGS),
+    }
 
 
 def expression(d: Draw, step: Step) -> str:

@@ -13,7 +13,8 @@ ASSISTANT = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 class Parts:
     """What a family makes: a question, the reference answer, data for its checker, and the template's name.
 
-    For a canvas (`gaps` not empty) the question is empty and `gaps` are character spans of the answer to hide.
+    For a canvas (`gaps` not empty) the question is empty and `gaps` are character spans of the answer to
+    hide.
     """
 
     question: str
@@ -27,9 +28,9 @@ class Parts:
 class Sample:
     """One question with its reference answer.
 
-    `messages` are the (role, text) turns before the answer, empty for a raw prompt or a canvas; `prompt_text` is
-    rendered with special tokens; `free_choices` counts the answer's uncertain wordings; `gaps` are character spans of
-    `answer_text` that a canvas hides.
+    `messages` are the (role, text) turns before the answer, empty for a raw prompt or a canvas; `prompt_text`
+    is rendered with special tokens; `free_choices` counts the answer's uncertain wordings; `gaps` are
+    character spans of `answer_text` that a canvas hides.
     """
 
     family: str
@@ -52,5 +53,3 @@ def render(messages: tuple[tuple[str, str], ...]) -> str:
     """The chat template: BOS, the turns, and an open assistant header."""
     turns = "".join([CHAT_HEADER.format(role=role, text=text) for role, text in messages])
     return f"<|startoftext|>{turns}{ASSISTANT}"
-
-

@@ -1,0 +1,50 @@
+# Everything runs in .venv, which the first target makes. Another interpreter: make PYTHON=python3.12
+PYTHON ?= python3
+PIP_ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: all demo test slow lint format types bench train-tiny images clean
+all: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is too old: Python 3.11 or later is needed (make PYTHON=...)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dev]"
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/flash-dllm demo --device cpu
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not browser"
+
+slow: $(READY)
+	$(BIN)/python -m pytest -m "(slow or browser) and not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)
+	$(BIN)/mypy
+
+# The bundled model's own tasks over every method that it runs with.
+bench: $(READY)
+	$(BIN)/flash-dllm compare --device cpu --tiny 40 \
+	  --methods none+greedy,none+threshold,none+factor,prefix+threshold,dual+threshold
+
+# Needs a GPU; see benchmarks/train_tiny.sh for the machine that the bundled weights come from.
+train-tiny: $(READY)
+	bash benchmarks/train_tiny.sh
+
+images: $(READY)
+	$(BIN)/python docs/make_images.py
+
+clean:
+	rm -rf .venv dist build

@@ -1,0 +1,345 @@
+"""The Python interface: text in, text out, over the engine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flash_dllm
+from flash_dllm.core.step import Vocabulary
+from flash_dllm.engine.engine import Engine
+from flash_dllm.engine.request import RequestError
+from flash_dllm.infill import Template
+from flash_dllm.loop import Loop
+from flash_dllm.methods import CACHES, MethodError, build_method
+from flash_dllm.models.config import ModelConfig, ModelError
+from flash_dllm.models.layers import Model
+from flash_dllm.models.load import load_model, resolve
+from flash_dllm.models.tokenizer import Tokenizer, load_generation_defaults, load_tokenizer, stop_ids
+from flash_dllm.outputs import RequestOutput, StreamEvent
+from flash_dllm.params import EngineArgs, SamplingParams
+from flash_dllm.requests import Builder, Job, Message, Prompt, prompt_list
+from flash_dllm.results import GrowingText, completion, raw_text
+from flash_dllm.trace import TraceWriter
+
+LONGEST = 4096
+"""Positions of a slot by default, where the model allows as many."""
+SLOTS = {"cpu": 4, "cuda": 8, "mps": 4}
+"""Slots by default, by kind of device."""
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in memory; several :class:`LLM` may share one."""
+
+    name: str
+    model: Model
+    tokenizer: Tokenizer | None
+    stop_ids: tuple[int, ...]
+    max_tokens: int | None
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+
+def default_method(config: ModelConfig, max_num_seqs: int) -> tuple[str, str]:
+    """Cache and decoding where none is named."""
+    return "none", "threshold"
+
+
+def pick_device(name: str) -> str:
+    """``auto`` takes the CUDA GPU if there is one, else the CPU."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def pick_dtype(name: str, device: str) -> str:
+    """``auto`` is the checkpoint's own dtype, on the CPU float32: faster or not, it is the exact one everywhere."""
+    return "float32" if name == "auto" and device.startswith("cpu") else name
+
+
+def load(args: EngineArgs) -> Loaded:
+    """Load weights and tokenizer.
+
+    Raises:
+        ModelError: the checkpoint is missing, broken, not supported or no masked diffusion model.
+    """
+    device = pick_device(args.device)
+    folder = resolve(args.model, args.revision)
+    model = load_model(args.model, args.revision, pick_dtype(args.dtype, device), device)
+    if model.config.mask_id is None or model.config.causal:
+        raise ModelError(f"{args.model}: a left-to-right model ({model.config.family}), not a masked diffusion model")
+    template: str | Path | None = args.chat_template
+    if template is not None and "{" not in template:
+        template = Path(template)
+    tokenizer = load_tokenizer(folder, template)
+    defaults = load_generation_defaults(folder)
+    max_tokens = defaults.get("max_new_tokens")
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        raise ModelError(f"{folder / 'generation_config.json'}: max_new_tokens = {max_tokens!r}: must be positive")
+    return Loaded(args.model, model, tokenizer, stop_ids(model.config, tokenizer, defaults), max_tokens)
+
+
+class LLM:
+    """A model with a decoding method.
+
+    Args:
+        model: folder, hub id or bundled name.
+        cache, decoding: the method, see ``flash-dllm methods``.
+        dtype: of the weights; ``auto`` is the checkpoint's own on a GPU, float32 on the CPU.
+        device: ``auto`` takes the CUDA GPU if there is one.
+        max_num_seqs: canvases decoded at the same time; default 4 on the CPU, 8 on a GPU.
+        max_model_len: longest canvas; default the model's own, at most 4096.
+        preset: named settings.
+        revision: of a hub id.
+        chat_template: file or Jinja text that replaces the model's own.
+        seed: of requests that give none.
+        **method_options: options of the method's constructor.
+
+    Raises:
+        FlashDLLMError: the model, the method or an option is wrong; one line that names it.
+
+    Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "flash-dllm/tiny-llada",
+        *,
+        cache: str | None = None,
+        decoding: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_num_seqs: int | None = None,
+        max_model_len: int | None = None,
+        preset: str | None = None,
+        revision: str | None = None,
+        chat_template: str | Path | None = None,
+        seed: int = 0,
+        **method_options: Any,
+    ) -> None:
+        args = EngineArgs.model_validate({
+            "model": str(model), "cache": cache, "decoding": decoding, "dtype": dtype, "device": device,
+            "max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "preset": preset, "revision": revision,
+            "chat_template": None if chat_template is None else str(chat_template), "seed": seed,
+            "options": method_options,
+        })  # fmt: skip
+        self._start(load(args), args)
+
+    @classmethod
+    def from_args(cls, args: EngineArgs, loaded: Loaded | None = None) -> LLM:
+        """From validated options, on weights that are already ``loaded`` if given."""
+        llm = cls.__new__(cls)
+        llm._start(loaded or load(args), args)
+        return llm
+
+    def with_method(self, cache: str | None = None, decoding: str | None = None, **method_options: Any) -> LLM:
+        """Another method on the same weights."""
+        changes = {"cache": cache, "decoding": decoding, "options": method_options}
+        return self.from_args(self.args.model_copy(update=changes), self.loaded)
+
+    def _start(self, loaded: Loaded, args: EngineArgs) -> None:
+        config = loaded.config
+        assert config.mask_id is not None
+        self.loaded, self.args = loaded, args
+        self.max_num_seqs = args.max_num_seqs or SLOTS.get(loaded.model.device.type, 4)
+        self.max_model_len = args.max_model_len or min(config.max_positions, LONGEST)
+        if self.max_model_len > config.max_positions:
+            raise ModelError(f"max_model_len={self.max_model_len} is more than the model's {config.max_positions}")
+        if args.preset is not None:
+            raise MethodError(f"unknown preset {args.preset!r}; there are none yet")
+        cache, decoding = default_method(config, self.max_num_seqs)
+        if args.cache in CACHES and args.decoding is None:
+            accepted = CACHES[args.cache].decodings
+            decoding = decoding if not accepted or decoding in accepted else accepted[0]
+        self.method = build_method(
+            args.cache or cache, args.decoding or decoding, family=config.family, **args.options
+        )
+        tokenizer = loaded.tokenizer
+        known = config.n_tokens if tokenizer is None else min(config.n_tokens, tokenizer.n_tokens)
+        vocabulary = Vocabulary(known, config.mask_id, config.eos_ids, loaded.stop_ids)
+        text = None if tokenizer is None else lambda ids: raw_text(tokenizer, ids)
+        self.engine = Engine(
+            loaded.model, self.method, vocabulary, slots=self.max_num_seqs, positions=self.max_model_len, text=text
+        )
+        self._loop = Loop(self.engine)
+        self._builder = Builder(
+            config, tokenizer, self.method, stop_ids=loaded.stop_ids, max_tokens=loaded.max_tokens,
+            positions=self.max_model_len, seed=args.seed,
+        )  # fmt: skip
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The checkpoint's tokenizer, or None if it has none."""
+        return self.loaded.tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`chat` works."""
+        return self.tokenizer is not None and self.tokenizer.has_chat_template
+
+    @property
+    def mask_id(self) -> int:
+        """The id of MASK."""
+        return self._builder.mask_id
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Continue prompts, each as it is (no chat template).
+
+        Args:
+            prompts: a text, token ids, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, or a list of these.
+            sampling_params: options for all, or one set a prompt.
+            use_tqdm: show a progress bar if stderr is a terminal.
+
+        Returns:
+            One output a prompt, in order.
+
+        Raises:
+            FlashDLLMError: a prompt or option is wrong; nothing is decoded then.
+        """
+        items = prompt_list(prompts)
+        jobs = [self._builder.prompt(p, s) for p, s in zip(items, _each(sampling_params, len(items)), strict=True)]
+        return self._run(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template. See :meth:`generate`."""
+        many = bool(messages) and not any(isinstance(m, dict) for m in messages)
+        talks: list[Any] = list(messages) if many else [messages]
+        jobs = [self._builder.chat(t, s) for t, s in zip(talks, _each(sampling_params, len(talks)), strict=True)]
+        return self._run(jobs, use_tqdm)
+
+    def infill(
+        self, template: Template, sampling_params: SamplingParams | None = None, *, use_tqdm: bool = True
+    ) -> RequestOutput:
+        """Fill the gaps of a template; see :func:`flash_dllm.infill.parse_template`.
+
+        The answer's ``text`` is the whole text and ``spans`` what each gap got.
+        """
+        return self._run([self._builder.infill(template, sampling_params or SamplingParams())], use_tqdm)[0]
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[StreamEvent]:
+        """Continue a prompt, or answer a conversation (a list of dicts), and report every step as it happens.
+
+        Closing the iterator early aborts the request.
+        """
+        return self.watch(self.job(prompt, sampling_params or SamplingParams()))
+
+    def job(self, prompt: Any, params: SamplingParams, template: bool = False) -> Job:
+        """A prompt, conversation or (``template``) template, checked but not started."""
+        if template:
+            return self._builder.infill(prompt, params)
+        if isinstance(prompt, Sequence) and prompt and all(isinstance(m, dict) for m in prompt):
+            return self._builder.chat(prompt, params)
+        return self._builder.prompt(prompt, params)
+
+    def watch(self, job: Job) -> Iterator[StreamEvent]:
+        """Run one job and report every step."""
+        if len(job.requests) != 1:
+            raise RequestError(f"n={job.params.n}: a stream has one answer")
+        loop, request = self._loop, job.requests[0]
+        growing = GrowingText(job, self.tokenizer) if self.tokenizer and job.parts is None else None
+        nfe = 0
+        loop.submit(job, watch=True)
+        try:
+            while request.id not in loop.finished:
+                loop.step()
+                steps, loop.seen[request.id] = loop.seen[request.id], []
+                for seen in steps:
+                    nfe += len(seen.passes)
+                    live = growing is not None and request.id not in loop.finished
+                    text = growing.push(self.engine.answer_prefix(seen.slot)) if growing and live else ""
+                    marks = seen.commits()
+                    yield StreamEvent(
+                        request.id, text, [m.pos for m in marks], [m.token for m in marks],
+                        [m.confidence for m in marks],
+                        [(m.pos, m.token, m.confidence) for m in seen.marks if m.state == "guess"],
+                        seen.step + 1, nfe,
+                    )  # fmt: skip
+            answer = self._collect(job).outputs[0]
+            rest = growing.rest(answer.text) if growing else answer.text
+            yield StreamEvent(request.id, rest, step=answer.steps, nfe=answer.nfe, output=answer)
+        finally:
+            loop.drop(job)
+
+    def as_completed(self, jobs: Sequence[Job]) -> Iterator[tuple[int, RequestOutput]]:
+        """Run jobs together; gives (index, output) of each as soon as all its answers are there."""
+        waiting = dict(enumerate(jobs))
+        try:
+            for job in jobs:
+                self._loop.submit(job)
+            while waiting:
+                self._loop.step()
+                ready = [i for i, j in waiting.items() if all(r.id in self._loop.finished for r in j.requests)]
+                for index in ready:
+                    yield index, self._collect(waiting.pop(index))
+        finally:
+            for job in waiting.values():
+                self._loop.drop(job)
+
+    @contextmanager
+    def tracing(self, path: str | Path) -> Iterator[None]:
+        """Log every request that is started inside the ``with`` block to an event log at ``path``."""
+        model, tokenizer = self.loaded.model, self.tokenizer
+        header = {
+            "model": self.loaded.name,
+            "method": self.method.name,
+            "params": self.args.model_dump(mode="json", exclude_defaults=True),
+            "device": str(model.device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "slots": self.max_num_seqs,
+            "versions": {
+                "flash_dllm": flash_dllm.__version__, "torch": torch.__version__, "python": platform.python_version()
+            },
+            "mask_id": self.mask_id,
+        }  # fmt: skip
+        text = None if tokenizer is None else lambda token: raw_text(tokenizer, [token])
+        with open(path, "w", encoding="utf-8") as file:
+            self._loop.tracer = TraceWriter(file, header, text)
+            try:
+                yield
+            finally:
+                self._loop.tracer = None
+
+    def _run(self, jobs: list[Job], progress: bool) -> list[RequestOutput]:
+        from flash_dllm.progress import bar
+
+        outputs: dict[int, RequestOutput] = {}
+        with bar(len(jobs), show=progress and len(jobs) > 1) as advance:
+            for index, output in self.as_completed(jobs):
+                outputs[index] = output
+                advance(sum(len(c.token_ids) for c in output.outputs))
+        return [outputs[i] for i in range(len(jobs))]
+
+    def _collect(self, job: Job) -> RequestOutput:
+        done = [self._loop.finished.pop(r.id) for r in job.requests]
+        answers = [completion(job, i, d, self.tokenizer, self.mask_id) for i, d in enumerate(done)]
+        return RequestOutput(job.id, job.prompt, job.prompt_ids, answers, done[0].ids)
+
+
+def _each(params: Params, count: int) -> list[SamplingParams]:
+    """One set of options a prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sets of sampling parameters for {count} prompts")
+    return list(params)

@@ -1,0 +1,34 @@
+"""A progress bar with a rate, on stderr and only in a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def bar(total: int, show: bool, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with the answer tokens of each finished prompt."""
+    if not show or not sys.stderr.isatty():
+        yield lambda tokens: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=total, completed=done, rate="")
+        tokens = 0
+
+        def advance(count: int) -> None:
+            nonlocal tokens
+            tokens += count
+            elapsed = progress.tasks[0].elapsed or 0.0
+            rate = f"{tokens / elapsed:.1f} tokens/s" if elapsed else ""
+            progress.update(task, advance=1, rate=rate)
+
+        yield advance

@@ -1,0 +1,1 @@
+"""Tests of the methods: what must hold for every one of them."""
