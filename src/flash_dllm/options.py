@@ -56,7 +56,9 @@ def numbers_for(params: SamplingParams, method: Method, shape: Shape, seed: int)
     Raises:
         OptionError: ``steps`` and ``block_length`` do not fit the length.
     """
-    numbers: dict[str, float] = {"seed": seed, "stop_at_eos": params.stop_at_eos and not shape.template}
+    numbers: dict[str, float] = {
+        **method.defaults, "seed": seed, "stop_at_eos": params.stop_at_eos and not shape.template
+    }  # fmt: skip
     for name, value in params.given().items():
         if name == "eos":
             numbers["suppress"] = EOS_POLICIES.index(value)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from flash_dllm.core.noise import CounterNoise, Noise
+from flash_dllm.core.state import State
 from flash_dllm.core.step import StepRecord
+from flash_dllm.core.types import Candidates
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.observe import SlotStep, slot_steps
 from flash_dllm.engine.request import Finished, Request
@@ -18,6 +20,10 @@ from flash_dllm.models.layers import Model
 from .harness import CONFIDENCE_TOLERANCE, ENTROPY_TOLERANCE, Setup, build_engine, close, make_request
 
 Step = dict[str, Any]
+
+
+HIDDEN_TOP_K = 50
+"""The published Dream code inherits top_k = 50 from transformers' GenerationConfig; the traces do not name it."""
 
 
 class PlannedNoise(CounterNoise):
@@ -34,10 +40,11 @@ class PlannedNoise(CounterNoise):
 
 @dataclass
 class Seen:
-    """A step, and how many drafts the guide accepted in it."""
+    """A step, how many drafts the guide accepted in it, and each candidate's measure without top-k filter."""
 
     step: SlotStep
     accepted: int
+    plain: dict[int, float]
 
 
 def decode(
@@ -47,11 +54,21 @@ def decode(
     prompt = trace["prompt_ids"]
     engine = build_engine(model, setup, slots=1, positions=len(prompt) + length, noise=noise)
     seen: list[Seen] = []
+    rule, logits = engine.method.rule, torch.zeros(0)
+
+    def see(state: State, cand: Candidates, given: Tensor) -> None:
+        nonlocal logits
+        logits = given[0]
 
     def look(e: Engine, record: StepRecord) -> None:
-        accepted = getattr(e.method.rule, "accepted", None)
+        accepted = getattr(rule, "accepted", None)
         (step,) = slot_steps(e, record)
-        seen.append(Seen(step, 0 if accepted is None else int(accepted[0])))
+        probs = logits.softmax(-1)
+        plain = (probs * (probs + 1e-10).log()).sum(-1) if rule.measure == "neg_entropy" else probs.amax(-1)
+        by_pos = dict(zip(record.cand.pos[0].tolist(), plain.tolist(), strict=True))
+        seen.append(Seen(step, 0 if accepted is None else int(accepted[0]), by_pos))
+
+    rule.see = see  # type: ignore[method-assign]
 
     engine.observer = look
     request = make_request("golden", prompt, length, setup.numbers)
@@ -65,14 +82,13 @@ def decode(
     return seen, ended[0]
 
 
-def check_commits(ours: SlotStep, theirs: Step, tolerance: float, by_prob: bool = False) -> None:
-    commits = {m.pos: m for m in ours.commits()}
+def check_commits(ours: Seen, theirs: Step, tolerance: float) -> None:
+    commits = {m.pos: m for m in ours.step.commits()}
     expected = dict(zip(theirs["committed"], theirs["tokens"], strict=True))
     assert {p: m.token for p, m in commits.items()} == expected, f"step {theirs['step']}: commits"
     for pos, confidence in zip(theirs["committed"], theirs["confidence"], strict=True):
-        got = commits[pos].prob if by_prob else commits[pos].confidence
-        assert close(got, confidence, tolerance), (
-            f"step {theirs['step']}, position {pos}: confidence {got} against {confidence}"
+        assert close(ours.plain[pos], confidence, tolerance), (
+            f"step {theirs['step']}, position {pos}: confidence {ours.plain[pos]} against {confidence}"
         )
 
 
@@ -100,7 +116,7 @@ def run_dkv(model: Model, trace: dict[str, Any]) -> None:
             options["refresh"] = p["cache_steps"]
         numbers = {
             "steps": p["steps"], "t_end": p["eps"], "temperature": p["temperature"],
-            "alg_temp": p["alg_temp"] or 0.0,
+            "alg_temp": p["alg_temp"] or 0.0, "top_p": p["top_p"] or 1.0, "top_k": HIDDEN_TOP_K,
         }  # fmt: skip
         cache = {"decoded": "dkv-decode", "prefill": "dkv-prefill", "pd": "dkv-pd"}[kind]
         tolerance = ENTROPY_TOLERANCE if p["alg"] == "entropy" else CONFIDENCE_TOLERANCE
@@ -115,7 +131,7 @@ def run_dkv(model: Model, trace: dict[str, Any]) -> None:
         everything = list(range(total))
         expected = everything if theirs["computed"] == "all" else theirs["computed"]
         assert rows == expected, f"{where}: rows"
-        check_commits(ours.step, theirs, setup.tolerance, by_prob=order is not None)
+        check_commits(ours, theirs, setup.tolerance)
         rest = sorted(set(everything) - set(rows))
         if "cache_read" in theirs:
             assert rest == theirs["cache_read"], f"{where}: rows read from the cache"
@@ -142,7 +158,7 @@ def run_freecache(model: Model, trace: dict[str, Any]) -> None:
         # What is not fed is exactly what the steps before have frozen.
         assert start == theirs["cached"][1] == frozen
         frozen = theirs["frozen_after"]
-        check_commits(ours.step, theirs, CONFIDENCE_TOLERANCE)
+        check_commits(ours, theirs, CONFIDENCE_TOLERANCE)
     assert ended.ids == trace["final_ids"]
     assert ended.nfe == trace["num_forward_passes"]
 

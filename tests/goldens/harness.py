@@ -78,7 +78,7 @@ def model_sha256(folder: Path) -> str:
 class Setup:
     """How to run a trace with our engine.
 
-    ``sure_in_full``: whole passes list the probability of what they commit, whatever ranks candidates elsewhere.
+    ``sure_in_full``: whole passes list the probability of what they commit, whatever ranks elsewhere.
     """
 
     cache: str

@@ -48,16 +48,19 @@ def _dream_numbers(p: dict[str, Any]) -> dict[str, Any]:
 def _fast_dllm_dream(trace: dict[str, Any], name: str) -> Setup:
     p = trace["parameters"]
     cache = CACHE_OF[name.split("_")[1]]
+    schedule = None if cache == "none" else "blocks-dream-as-released"
+    if cache == "none" and p["alg"] != "confidence_threshold":
+        return _dream(trace)
     numbers = _dream_numbers(p)
     if "block_length" in p:
         numbers["block_length"] = p["block_length"]
     if p["alg"] == "confidence_threshold":
         numbers["epsilon"] = p["threshold"]
         decoding = "quota" if cache == "none" else "threshold"
-        return Setup(cache, decoding, numbers, schedule=None if cache == "none" else "blocks-dream-as-released")
+        return Setup(cache, decoding, numbers, schedule=schedule)
     # The public block code ranks by entropy under every other name.
     return Setup(
-        cache, "entropy", numbers, schedule="blocks-dream-as-released", tolerance=ENTROPY_TOLERANCE, sure_in_full=True
+        cache, "entropy", numbers, schedule=schedule, tolerance=ENTROPY_TOLERANCE, sure_in_full=True
     )
 
 

@@ -10,6 +10,7 @@ from flash_dllm.models.layers import Model
 from .delta import run_dllm_cache, run_dynamic_dllm
 from .dkv import run_dkv, run_freecache, run_guided
 from .flash import run_flash
+from .elastic import run_elastic
 from .freedave import run_freedave
 
 Runner = Callable[[Model, dict[str, Any]], None]
@@ -18,6 +19,7 @@ Runner = Callable[[Model, dict[str, Any]], None]
 RUNNERS: dict[str, Runner] = {
     "flash-dllm-": run_flash,
     "freedave-": run_freedave,
+    "elastic-cache-": run_elastic,
     "dllm-cache-": run_dllm_cache,
     "dynamic-dllm-": run_dynamic_dllm,
     "dkv-cache-": run_dkv,

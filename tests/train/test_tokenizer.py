@@ -1,4 +1,4 @@
-"""The tokenizer: round trips, single digits, special ids, the chat template, the same file from the same samples."""
+"""The tokenizer: round trips, single digits, special ids, the chat template, determinism."""
 
 from __future__ import annotations
 

@@ -118,9 +118,12 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-app = Root(
-    name="flash-dllm",
-    help="An inference engine for masked diffusion language models (LLaDA, Dream).",
+app = typer.Typer(
+    cls=Root, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     epilog="--debug after any command shows the traceback of an error.",
-    rich_markup_mode=None,
-)
+)  # fmt: skip
+
+
+@app.callback()
+def _describe() -> None:
+    """An inference engine for masked diffusion language models (LLaDA, Dream)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -226,6 +226,7 @@ class Rule:
     Attributes:
         measure: what ranks candidates, see :class:`flash_dllm.kernels.head_confidence.HeadSpec`.
         categorical: tokens are drawn in Dream's form.
+        certifies: it commits argmax tokens by their probability, so that Fast-dLLM's theorem applies.
         random_order: seeds give different answers at temperature 0 too.
         options: per-request numbers that the rule reads.
         defaults: numbers of requests that name none, where they are not those of :data:`NUMBERS`.
@@ -235,6 +236,7 @@ class Rule:
     name = "rule"
     measure = "prob"
     categorical = False
+    certifies = False
     random_order = False
     options: frozenset[str] = frozenset()
     defaults: Mapping[str, float] = {}
@@ -284,10 +286,18 @@ class Search:
 
 
 class Verifier:
-    """Checks drafts with views of the canvas (two passes a step) or inside the next pass (folded)."""
+    """Checks drafts with views of the canvas (two passes a step) or inside the next pass (folded).
+
+    Attributes:
+        certifies: what it accepts has a bound (design of docs/verify.md): no view sees its own draft.
+        options, defaults: per-request numbers that it reads, and those whose default is not that of ``NUMBERS``.
+    """
 
     name = "verifier"
     folded = False
+    certifies = False
+    options: frozenset[str] = frozenset()
+    defaults: ClassVar[dict[str, float]] = {}
 
     def scratch(self) -> int:
         """Key places that its rows need."""
@@ -312,6 +322,21 @@ class Method:
     @property
     def graphable(self) -> bool:
         return self.cache.graphable and not self.cache.sync and not self.rule.sync
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """Per-request numbers of this method that differ from those of an empty slot."""
+        return dict(self.verifier.defaults) if self.verifier else {}
+
+    @property
+    def certificate(self) -> str | None:
+        """What a bound on its answers assumes, or None where it has none."""
+        if not self.rule.certifies or (self.verifier and not self.verifier.certifies):
+            return None
+        against = "the model's own distribution given the canvas of each step"
+        context = "; the context frozen while drafts are tested" if self.verifier else ""
+        frozen = "; keys and values as cached, not as a full pass would give them" if self.cache.keeps else ""
+        return against + context + frozen
 
 
 def at_least_best(take: Tensor, key: Tensor, valid: Tensor) -> Tensor:

@@ -52,16 +52,19 @@ def rectangle(
         place = pos + base
     ranks = torch.as_tensor(rank, dtype=torch.int32, device=state.device).expand(pos.shape)
     slot = torch.arange(state.slots, device=state.device)[:, None].expand(pos.shape)
-    columns = (
-        torch.where(valid, token, 0),
-        pos,
-        slot,
-        torch.where(valid, place, TRASH),
-        ranks,
-        valid,
+
+    def flat(column: Tensor) -> Tensor:
+        return _pick(column, slots, state.slots).reshape(-1)
+
+    return Rows(
+        token=flat(torch.where(valid, token, 0)),
+        pos=flat(pos),
+        slot=flat(slot),
+        place=flat(torch.where(valid, place, TRASH)),
+        rank=flat(ranks),
+        valid=flat(valid),
+        groups=[Group(slots, 0, width, n_keys, dense)],
     )
-    flat = [_pick(column, slots, state.slots).reshape(-1) for column in columns]
-    return Rows(*flat, [Group(slots, 0, width, n_keys, dense)])
 
 
 def sweep_rows(state: State, base: int, slots: list[int], lanes: Lanes) -> list[Rows]:

@@ -12,7 +12,7 @@ from .types import GIVEN, MASKED, NEVER, OUTSIDE, Phase
 NUMBERS: dict[str, tuple[torch.dtype, float]] = {
     "epsilon": (torch.float32, 0.9),
     "gamma": (torch.float32, 0.8),
-    "by_paper_rule": (torch.bool, False),
+    "rule": (torch.int64, 0),
     "factor": (torch.float32, 1.0),
     "temperature": (torch.float32, 0.0),
     "top_p": (torch.float32, 1.0),

@@ -201,8 +201,7 @@ class Decoder:
         shape = search.pos.shape
         second = Second(*(t.view(shape) for t in (seen.token, seen.prob, seen.prob_wanted)))
         accepted = verifier.accept(state, search, second)
-        state.commit(search.pos, search.token, second.prob_draft, accepted)
-        state.by_verify.add_(accepted.sum(1))
+        self._accept(search, second, accepted)
         record.passes.append(out)
         record.search, record.accepted, record.second = search, accepted, second
 
@@ -219,8 +218,7 @@ class Decoder:
         parts = (flat.token, flat.prob, flat.measure, flat.prob_wanted)
         seen = HeadOut(*(t.view(shape) for t in parts))
         accepted, draft, second = verifier.settle(state, search, cand, seen)
-        state.commit(search.pos, search.token, second.prob_draft, accepted)
-        state.by_verify.add_(accepted.sum(1))
+        self._accept(search, second, accepted)
         left = Candidates(cand.pos, cand.valid & state.wanted.gather(1, cand.pos))
         take = method.rule.commit(state, left, draft, self.noise) & left.valid
         take &= verifier.confirms(state, draft, accepted)
@@ -228,6 +226,12 @@ class Decoder:
         self._commit(lanes, left, draft, take)
         verifier.remember(state, left, draft, take)
         return StepRecord(state.step, left, draft, take, [out], search, accepted, second)
+
+    def _accept(self, search: Search, second: Second, accepted: Tensor) -> None:
+        """Commit verified drafts; they lie within 1 - prod(c) of what their views say."""
+        self.state.commit(search.pos, search.token, second.prob_draft, accepted)
+        self.state.by_verify.add_(accepted.sum(1))
+        self.state.bound.add_(1 - torch.where(accepted, second.prob_draft, 1.0).prod(1))
 
     def _count(self, out: PassOut) -> None:
         self.state.rows.add_(out.recomputed)
@@ -239,6 +243,7 @@ class Decoder:
             draft.token[shadow], draft.prob[shadow] = draft.token[main], draft.prob[main]
         self.state.commit(cand.pos, draft.token, draft.prob, take)
         self.state.by_confidence.add_(take.sum(1))
+        self.state.bound.add_(confidence_bound(draft.prob, take))
         for main, shadow in lanes.partner.items():
             self.state.stop_pos[shadow] = self.state.stop_pos[main]
 
@@ -287,3 +292,16 @@ class Decoder:
     def _head(self, hidden: Tensor, wanted: Tensor) -> HeadOut:
         spec = replace(self._spec(wanted.shape[1], None), wanted=wanted.flatten(), measure="prob")
         return confidence(head_logits(hidden.flatten(0, 1), self.ctx.model.head), spec)
+
+
+def confidence_bound(prob: Tensor, take: Tensor) -> Tensor:
+    """Bound on the distance of tokens committed together from their joint distribution, [S] float32.
+
+    Fast-dLLM's theorem (arXiv 2505.22618, Theorem 1): n tokens, each with probability above 1 - delta, are within
+    (3 n - 1) / 2 delta in total variation if (n + 1) delta <= 1; there is no bound (1) otherwise. One token alone
+    is within delta, whatever delta.
+    """
+    n = take.sum(1)
+    delta = 1 - torch.where(take, prob, 1.0).amin(1)
+    joint = torch.where((n + 1) * delta <= 1, (3 * n - 1) / 2 * delta, 1.0)
+    return torch.where(n == 0, 0.0, torch.where(n == 1, delta, joint.clamp_max(1.0)))

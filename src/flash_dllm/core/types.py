@@ -85,11 +85,9 @@ class Rows:
                     Group(group.slots, group.start + start, group.width, group.n_keys, group.dense)
                 )
             start += len(part)
-        columns = [
-            torch.cat([getattr(part, name) for part in parts])
-            for name in ("token", "pos", "slot", "place", "rank", "valid")
-        ]
-        return Rows(*columns, groups)
+        names = ("token", "pos", "slot", "place", "rank", "valid")
+        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        return Rows(**columns, groups=groups)
 
 
 @dataclass

@@ -96,13 +96,13 @@ def _marks(record: StepRecord, slot: int) -> list[Mark]:
     if record.search is None or record.accepted is None or record.second is None:
         return marks
     search = record.search
-    columns = (
+    fields = (
         search.pos[slot], search.valid[slot], record.accepted[slot],
         search.token[slot], record.second.prob_draft[slot],
     )  # fmt: skip
     tested = [
         Mark(pos, token, prob, prob, "accepted" if ok else "rejected")
-        for pos, valid, ok, token, prob in zip(*(c.tolist() for c in columns), strict=True)
+        for pos, valid, ok, token, prob in zip(*(c.tolist() for c in fields), strict=True)
         if valid
     ]
     accepted = {m.pos for m in tested if m.state == "accepted"}

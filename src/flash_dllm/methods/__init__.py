@@ -62,11 +62,11 @@ DREAM_SCHEDULES = ("whole", "blocks", "blocks-dream-as-released")
 CACHES: dict[str, Entry] = {
     "none": Entry("core.method:CachePolicy", "every position recomputed in every pass", schedules=()),
     "prefix": Entry(
-        "methods.fast_dllm:PrefixCache", "whole refresh at block boundaries; then block and suffix", "2505.22618",
+        "methods.fast_dllm:PrefixCache", "whole refresh at block starts; then block and suffix", "2505.22618",
         schedules=BLOCK_SCHEDULES,
     ),
     "dual": Entry(
-        "methods.fast_dllm:DualCache", "whole refresh at block boundaries; then the block alone", "2505.22618",
+        "methods.fast_dllm:DualCache", "whole refresh at block starts; then the block alone", "2505.22618",
         schedules=BLOCK_SCHEDULES,
     ),
     "dkv-decode": Entry(
@@ -96,6 +96,11 @@ CACHES: dict[str, Entry] = {
             "refresh_every": 0, "refresh_on_drift": 0.0,
         },
         schedules=("window",),
+    ),
+    "elastic": Entry(
+        "methods.elastic:ElasticCache", "a window and what was decoded; deeper layers when attention drifts",
+        "2510.14973", {"drift": 0.9, "track_num": 1, "block_caching": True, "similarity": "heads"},
+        schedules=("window", "blocks"),
     ),
     "dllm-cache": Entry(
         "methods.dllm_cache:DLLMCache", "prompt and response at intervals; then what moved most", "2506.06295",
@@ -143,7 +148,9 @@ DECODINGS: dict[str, Entry] = {
         "methods.fast_dllm:Quota", "a threshold with an even pace as the most a step", "2505.22618",
         schedules=DREAM_SCHEDULES,
     ),
-    "origin": Entry("methods.dream:Origin", "Dream's random order", "2508.15487", schedules=("whole", "blocks")),
+    "origin": Entry(
+        "methods.dream:Origin", "Dream's random order", "2508.15487", schedules=("whole", "blocks")
+    ),
     "maskgit_plus": Entry(
         "methods.dream:Ranked", "Dream's time schedule, by top-1 probability", "2508.15487",
         schedules=DREAM_SCHEDULES, fixed={"name": "maskgit_plus", "measure": "prob"},
@@ -157,7 +164,7 @@ DECODINGS: dict[str, Entry] = {
         schedules=DREAM_SCHEDULES, fixed={"name": "topk_margin", "measure": "margin"},
     ),
     "freedave": Entry(
-        "methods.freedave:freedave", "each pass checks the drafts of the last one, without loss", "2510.00294",
+        "methods.freedave:freedave", "each pass checks the last one's drafts, without loss", "2510.00294",
         {"draft_steps": None}, schedules=("blocks", "blocks-dream-as-released"), caches=("prefix", "dual"),
     ),
     "adaptive": Entry(

@@ -12,6 +12,8 @@ Cost a step and slot: the policy's rows and K x window more (a shifted model: tw
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,8 @@ class BranchDecoding(Folded):
     """
 
     name = "branch"
+    certifies = True
+    defaults: ClassVar[dict[str, float]] = {"gamma": 0.6}
     options = FlashVerify.options
 
     def __init__(self, branches: int, window: int) -> None:

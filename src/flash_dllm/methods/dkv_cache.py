@@ -70,10 +70,13 @@ class DecodeCache(BlockCache):
         known = state.committed_at < step[:, None]
         if not self.shifted:
             return known
-        # The published code rolls the row: behind the last position comes the first one, from step 1 on.
-        last = (state.order == state.total[:, None] - 1) & known[:, :1] & (step >= 1)[:, None]
-        predicted = torch.cat([known[:, 1:], torch.zeros_like(last[:, :1])], 1) | last
-        return predicted if self.shift_type == "un" else predicted & known
+        edge = torch.zeros_like(known[:, :1])
+        left, right = torch.cat([edge, known[:, :-1]], 1), torch.cat([known[:, 1:], edge], 1)
+        last = state.order == state.total[:, None] - 1
+        # The last row predicts nothing; as released it goes with the first position (un) or its left one.
+        if self.shift_type == "un":
+            return torch.where(last, known[:, :1] & (step >= 1)[:, None], right)
+        return known & torch.where(last, left, right)
 
     def fed(self, state: State) -> Tensor:
         return state.inside & ~self.kept(state, state.step - 1)

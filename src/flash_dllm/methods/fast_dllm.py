@@ -1,12 +1,16 @@
-"""Fast-dLLM (arXiv 2505.22618): confidence-aware parallel decoding, and the block-wise prefix and dual caches.
+"""Fast-dLLM (arXiv 2505.22618): confidence-aware parallel decoding, block-wise prefix and dual caches.
 
-Rules: ``threshold`` commits candidates with confidence >= epsilon (section 3.3), ``factor`` the largest n with
-(n + 1)(1 - c_(n)) < f, as later versions of the code do it, ``quota`` (code for Dream without cache) a threshold
-with a budget; all commit at least the best one.
-Caches: at each block's start one pass over the whole canvas, which also commits; then ``prefix`` recomputes the
-block and everything behind it, ``dual`` the block alone. Keys of the rest stay as the block's first pass left
-them. Defaults: LLaDA and Dream alike, every task: block 32, epsilon 0.9. Schedules: ``blocks`` is ours and that of later code;
-the first public code is ``blocks-as-released`` (LLaDA) and ``blocks-dream-as-released``. Cost: T rows a block, then T - start (prefix) or B (dual) rows a step.
+Rules: ``threshold`` commits candidates with confidence >= epsilon (section 3.3), ``factor`` the largest n
+with (n + 1)(1 - c_(n)) < f, as later versions of the code do it, ``quota`` (the code for Dream without cache)
+a threshold with a budget. All commit at least the best one.
+
+Caches: at each block's start one pass over the whole canvas, which also commits; then ``prefix`` recomputes
+the block and everything behind it, ``dual`` the block alone. Keys of the rest stay as the block's first pass
+left them. Schedules: ``blocks`` is that of later code and our default; the first public code is
+``blocks-as-released`` (LLaDA) and ``blocks-dream-as-released``.
+
+Defaults, LLaDA and Dream, every task: block 32, epsilon 0.9. Cost a step and slot: T rows at a block's start,
+then T - start (``prefix``) or B (``dual``), over a plain cache of T places.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ class Threshold(Rule):
     """Candidates with confidence >= epsilon, else the best one."""
 
     name = "threshold"
+    certifies = True
     options = frozenset({"epsilon", "block_length", "temperature", "top_p", "top_k", "eos", "cfg_scale"})
 
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
@@ -41,6 +46,7 @@ class Factor(Rule):
     """
 
     name = "factor"
+    certifies = True
     options = (Threshold.options - {"epsilon"}) | {"factor"}
 
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
@@ -57,8 +63,7 @@ class Factor(Rule):
 class Quota(Rule):
     """The released code for Dream without cache: a threshold, and an even pace of tokens as the most a step.
 
-    Step i may commit what the pace allows up to it and earlier steps did not use. Behind the last step the best
-    candidate goes alone.
+    Step i may commit what the pace allows up to it and earlier steps did not use.
     """
 
     name = "quota"
@@ -142,8 +147,8 @@ class AsReleased(Blocks):
 class DreamAsReleased(AsReleased):
     """The public code for Dream: a block's whole pass commits the block's first position, sure or not, alone.
 
-    Its prediction is read at the position before the block, which the later passes do not recompute. The default
-    (``blocks``) chooses from the whole block in every pass and adds that row as a reader.
+    Its prediction is read at the position before the block, which the later passes do not recompute. The
+    default (``blocks``) chooses from the whole block in every pass and adds that row as a reader.
     """
 
     name = "blocks-dream-as-released"

@@ -16,6 +16,8 @@ The window is a list there (leftovers, then new positions ascending); as a set i
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -194,6 +196,7 @@ class ReferenceVerify(TwoPass):
     """The verify pass of the released code: always 2 x window rows."""
 
     name = "verify"
+    defaults: ClassVar[dict[str, float]] = {"gamma": 0.8}
     options = frozenset({"gamma"})
 
     def __init__(self, window: int, progress: Progress, cache: ReferenceCache) -> None:

@@ -1,27 +1,31 @@
-"""FreeDave (arXiv 2510.00294, Algorithm 1): drafts of one pass are checked by the next, without loss.
+"""FreeDave (arXiv 2510.00294): drafts of one pass are checked by the next, without loss.
 
-A block starts with one whole pass, whose predictions are the first proposals. Then each pass holds K copies of what
-the cache policy would recompute: branch k has the k + 1 most confident proposals filled in, so branch 0 is what
-one-token decoding would do next. The target of a branch is itself and its own next token. From branch 0 the walk goes
-to the furthest later branch whose every token the target of the branch it stands on holds, as long as there is one.
-The branch where it ends is committed and its predictions are the next proposals: every pass commits something, and
-the answer is that of ``greedy`` one token a step over the same cache. A block's last mask needs no pass.
+A block starts with one whole pass, whose predictions are the first proposals. Then each pass holds K copies
+of what the cache policy would recompute: branch k has the k + 1 most confident proposals filled in, so
+branch 0 is what one-token decoding would do next. The target of a branch is itself and its own next token.
+From branch 0 the walk goes to the furthest later branch whose every token the target of the branch it
+stands on holds, as long as there is one. The branch where it ends is committed and its predictions are the
+next proposals: every pass commits something, and the answer is that of ``greedy`` one token a step over the
+same cache. A block's last mask needs no pass.
 
-With ``epsilon`` (FreeDave++) branch 0 has all proposals that reach it and a target all that its branch predicts with
-that confidence, at least the best one: as ``threshold`` decodes, not lossless in general.
+With ``epsilon`` (FreeDave++) branch 0 has all proposals that reach it and a target all that its branch
+predicts with that confidence, at least the best one: as ``threshold`` decodes, not lossless in general.
 Where a token was committed that the proposals have not seen (the first of a block under the schedule
 ``blocks-dream-as-released``), the next pass has the canvas itself as branch 0, as published.
 
-Paper and code agree; the code's batch of branches and its tree are one thing here (ranks, core/visibility.py), its
+The code's two forms, a batch of branches and a tree, are one thing here (ranks, core/visibility.py); its
 options ``early_exit`` and eager acceptance (drafts in later blocks; off for LLaDA and Dream) are not built.
-Defaults, every task: draft_steps 4 (LLaDA), 8 (Dream); block 32; static; cache ``dual``; FreeDave++ with epsilon 0.95.
-Cost a step and slot: K times the rows of the cache policy, whose keys take as many scratch places in every layer
-(K x 32 over ``dual``, K x (T - start) over ``prefix``); T rows at a block's start. K passes become one.
+We know of no difference between paper and code.
+
+Defaults, every task: draft_steps 4 (LLaDA), 8 (Dream); block 32; static; cache ``dual``; FreeDave++ with
+epsilon 0.95.
+
+Cost a step and slot: K times the rows of the cache policy (K x 32 over ``dual``, K x (T - start) over
+``prefix``), and T rows at a block's start. Bytes: as many scratch places in every layer, made when a pass
+first needs them.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,11 +33,12 @@ from torch import Tensor
 from flash_dllm.core.forward import Context
 from flash_dllm.core.method import Rule, Search, Second, at_least_best
 from flash_dllm.core.noise import Noise
-from flash_dllm.core.rows import predictor, rectangle, row_map, sweep_rows
-from flash_dllm.core.select import leftmost, rank_of
+from flash_dllm.core.rows import predictor, row_map, sweep_rows
+from flash_dllm.core.select import rank_of
 from flash_dllm.core.state import State
 from flash_dllm.core.step import Folded, Vocabulary
-from flash_dllm.core.types import NEVER, TRASH, Candidates, Draft, Lanes, Plan, Rows
+from flash_dllm.core.tree import Tree, recomputed
+from flash_dllm.core.types import NEVER, Candidates, Draft, Lanes, Plan, Rows
 from flash_dllm.core.visibility import canvas_view, set_interval
 from flash_dllm.kernels.head_confidence import HeadOut
 
@@ -85,7 +90,7 @@ class FreeDave(Folded):
         search = Search(cand.pos, state.draft_token.gather(1, cand.pos), cand.valid & running)
         fed = recomputed(state, plan.rows, ctx.kv.base) & running
         filled, exists = self.branches(state, search)
-        tree = Tree.grow(state, ctx, search, filled, exists, fed, int(fed.sum(1).max()))
+        tree = Tree.grow(state, ctx, search, filled, exists, fed)
         shift = ctx.model.config.shift
         parts = sweep_rows(state, ctx.kv.base, lanes.sweep, lanes) if lanes.sweep else []
         swept = sum(len(part) for part in parts)
@@ -93,7 +98,8 @@ class FreeDave(Folded):
             parts += tree.rows(lanes, shift)
         rows = Rows.concat(parts)
         at = predictor(cand.pos, shift)
-        reads = torch.cat([row_map(state, rows).gather(1, at)[:, None], tree.reads(lanes, at, swept, shift)], 1)
+        swept_at = row_map(state, rows).gather(1, at)[:, None]
+        reads = torch.cat([swept_at, tree.reads(lanes, at, swept, shift)], 1)
         view = canvas_view(state, ctx.kv.base, ctx.kv.places)
         set_interval(view, state.order + ctx.kv.base, 0, 0, fed)
         set_interval(view, tree.place, tree.rank, tree.rank + 1, tree.valid)
@@ -104,7 +110,8 @@ class FreeDave(Folded):
     ) -> tuple[Tensor, Draft, Second]:
         filled, exists = self.branches(state, search)
         token, prob = seen.token[:, 1:], seen.prob[:, 1:]
-        stops = (search.token[..., None] == state.stop_ids[:, None]).any(-1) & state.num["stop_at_eos"][:, None]
+        stops = (search.token[..., None] == state.stop_ids[:, None]).any(-1)
+        stops &= state.num["stop_at_eos"][:, None]
         # A branch that holds a stop token decodes nothing behind it, as if it had been committed.
         end = torch.where(filled & stops[:, None], search.pos[:, None], NEVER).amin(-1, keepdim=True)
         open_ = search.valid[:, None] & ~filled & (search.pos[:, None] < end)
@@ -140,79 +147,6 @@ def furthest(fits: Tensor) -> Tensor:
         here = fits.gather(1, best[:, None, None].expand(-1, 1, fits.shape[2]))[:, 0]
         best = torch.maximum(best, torch.where(here, index, 0).amax(1))
     return best
-
-
-def recomputed(state: State, rows: Rows, base: int) -> Tensor:
-    """Positions whose keys ``rows`` renew, [S, L] bool."""
-    flags = torch.zeros(state.slots, state.positions + 1, dtype=torch.bool, device=state.device)
-    flags[rows.slot, torch.where(rows.valid & (rows.place >= base), rows.pos, state.positions)] = True
-    return flags[:, : state.positions]
-
-
-@dataclass
-class Tree:
-    """K copies of each slot's fed positions side by side, each [S, K * R]: what they hold and where it goes.
-
-    ``fed`` [S, L] bool; ``first`` [S, K] bool, branches that predict the first of them; ``rank`` [K * R].
-    """
-
-    state: State
-    base: int
-    fed: Tensor
-    pos: Tensor
-    token: Tensor
-    place: Tensor
-    rank: Tensor
-    valid: Tensor
-    first: Tensor
-
-    @classmethod
-    def grow(
-        cls, state: State, ctx: Context, search: Search, filled: Tensor, exists: Tensor, fed: Tensor, width: int
-    ) -> Tree:
-        """Lay the copies out; the cache gets the scratch places that they need."""
-        count = filled.shape[1]
-        ctx.kv.reserve(count * width)
-        pos, there = leftmost(fed, width)
-        spare = torch.where(filled, search.pos[:, None], state.positions)
-        canvas = torch.nn.functional.pad(state.ids, (0, 1))[:, None].repeat(1, count, 1)
-        canvas.scatter_(2, spare, search.token[:, None].expand_as(spare))
-        wide = pos[:, None].expand(-1, count, -1)
-        index = torch.arange(count * width, device=state.device)
-        return cls(
-            state, ctx.kv.base, fed, wide.flatten(1), canvas.gather(2, wide).flatten(1),
-            (1 + index).expand(state.slots, -1), 1 + index // max(width, 1),
-            (there[:, None] & exists[..., None]).flatten(1), exists & search.valid[:, :1],
-        )  # fmt: skip
-
-    def rows(self, lanes: Lanes, shift: bool) -> list[Rows]:
-        """The copies and, for a shifted model, a reader before the first position of each."""
-        slots, n_keys = tuple(lanes.run), self.base + max(lanes.total[s] for s in lanes.run)
-        parts = [
-            rectangle(
-                self.state, self.base, slots, n_keys, self.pos, self.valid,
-                token=self.token, place=self.place, rank=self.rank,
-            )
-        ]  # fmt: skip
-        if shift:
-            at = (self.pos[:, :1] - 1).expand_as(self.first)
-            rank = torch.arange(1, self.first.shape[1] + 1, device=at.device)
-            valid, trash = self.first & (at >= 0), torch.full_like(at, TRASH)
-            parts.append(rectangle(self.state, self.base, slots, n_keys, at, valid, place=trash, rank=rank))
-        return parts
-
-    def reads(self, lanes: Lanes, at: Tensor, start: int, shift: bool) -> Tensor:
-        """Rows of each branch at ``at`` [S, C], -1 where there is none, [S, K, C]; the copies begin at ``start``."""
-        count = self.first.shape[1]
-        width = self.pos.shape[1] // count
-        lane = torch.zeros(self.state.slots, dtype=torch.int64, device=at.device)
-        lane[lanes.run] = torch.arange(len(lanes.run), device=at.device)
-        branch = torch.arange(count, device=at.device)[None, :, None]
-        column = (self.fed.cumsum(1) - 1).gather(1, at)[:, None]
-        own = start + lane[:, None, None] * count * width + branch * width + column
-        reader = start + len(lanes.run) * count * width + lane[:, None, None] * count + branch
-        reader = torch.where(self.first[..., None] & shift, reader, -1)
-        return torch.where(self.fed.gather(1, at)[:, None], own, reader)
 
 
 class LastMask(Rule):

@@ -27,6 +27,7 @@ class LowConfidence(Rule):
     """The scheduled number of candidates, most confident first."""
 
     name = "greedy"
+    certifies = True
     options = frozenset({"steps", "block_length", "temperature", "top_p", "top_k", "eos", "cfg_scale"})
 
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
@@ -38,6 +39,7 @@ class RandomOrder(LowConfidence):
     """The scheduled number of candidates in random order."""
 
     name = "random"
+    certifies = False
     random_order = True
 
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:

@@ -17,6 +17,8 @@ keeps nothing, the whole canvas beside the views.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -35,12 +37,12 @@ VIEWS = ("paper", "leak-free", "branch")
 
 
 def accept_prefix(state: State, search: Search, second: Second) -> Tensor:
-    """Drafts accepted by each slot's rule (``num["by_paper_rule"]``), [S, K] bool: a prefix of the search order."""
+    """Drafts accepted by each slot's rule (``num["rule"]``: 0 product, 1 paper), [S, K] bool: a prefix of the search order."""
     gamma = state.num["gamma"][:, None]
     product = torch.where(search.valid, second.prob_draft, 0.0).cumprod(1) >= gamma
     agrees = (second.token == search.token) & (second.prob_draft >= gamma)
     paper = prefix_true(agrees & search.valid)
-    return torch.where(state.num["by_paper_rule"][:, None], paper, product) & search.valid
+    return torch.where(state.num["rule"][:, None] == 1, paper, product) & search.valid
 
 
 def most_confident(state: State, cand: Candidates, draft: Draft, taken: Tensor, n: int) -> Search:
@@ -63,6 +65,7 @@ class FlashVerify(TwoPass):
     """
 
     name = "verify"
+    defaults: ClassVar[dict[str, float]] = {"gamma": 0.8}
     options = Threshold.options - {"temperature", "top_p", "top_k", "cfg_scale"} | {"gamma", "rule"}
 
     def __init__(self, search: int, verify_rows: int, views: str, window: int) -> None:
@@ -73,6 +76,7 @@ class FlashVerify(TwoPass):
         if views != "branch" and verify_rows < 2 * search:
             raise ValueError(f"verify_rows={verify_rows}: the views of search={search} drafts take {2 * search} rows")
         self.search, self.verify_rows, self.views, self.window = search, verify_rows, views, window
+        self.certifies = views != "paper"
 
     def scratch(self) -> int:
         if self.views == "branch":

@@ -35,6 +35,9 @@ def run(
         raise typer.BadParameter(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        # Data workers need cores too, and OpenMP threads that share one wait for each other.
+        torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     count = workers or max(1, min(12, (os.cpu_count() or 2) // 2 - 1))
     options = Options(stage, budget, out, _START, resume, device, count, compiled)
     report = Trainer(RECIPES[recipe], options).run()

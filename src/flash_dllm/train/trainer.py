@@ -175,7 +175,7 @@ class Trainer:
             ids = ids.pin_memory().to(self.device, non_blocking=True)
         batch = corrupt(ids, shape.shift, shape.causal, self.recipe.capacity, self.generator)
         loss, entropy = loss_of(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step(factor)
         return torch.stack((loss.detach(), entropy))
 

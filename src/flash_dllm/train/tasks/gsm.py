@@ -9,6 +9,7 @@ from flash_dllm.train.tasks import gsm_kinds_last as _last
 from flash_dllm.train.tasks import gsm_kinds_more as _more
 from flash_dllm.train.tasks import words
 from flash_dllm.train.tasks.grammar import Draw, capital
+from flash_dllm.train.tasks.gsm_frames import MORE
 from flash_dllm.train.tasks.gsm_kinds import KINDS, Kind, Step
 from flash_dllm.train.tasks.sample import Parts
 
@@ -70,7 +71,7 @@ def gsm(d: Draw) -> Parts:
     numbers, steps = kind.numbers(d)
     slots = people(d)
     slots.update(numbers)
-    question = d.fill(d.frame(kind.train, kind.held), slots)
+    question = d.fill(d.frame(kind.train + MORE[kind.name], kind.held), slots)
     return Parts(question, solution(d, kind, slots, steps), {"answer": apply(steps[-1])}, kind.name)
 
 
