@@ -14,13 +14,24 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from flash_dllm.models import family_of
 from flash_dllm.models.layers import tensor_map
 
-SPECIAL = ("<|endoftext|>", "<|mdm_mask|>", "<|startoftext|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")
+SPECIAL = (
+    "<|endoftext|>",
+    "<|mdm_mask|>",
+    "<|startoftext|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+)
 EOS, MASK, BOS, EOT = range(4)
 TEMPLATE = (
     "{{ '<|startoftext|>' }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
     "{{ m['content'] | trim }}<|eot_id|>{% endfor %}<|start_header_id|>assistant<|end_header_id|>\n\n"
 )
-CORPUS = ["the cat sat on the mat and the dog ran to the house", "ein Fünfer für Öl ☃ naïve", "1 + 2 = 3\nso 4"] * 8
+CORPUS = [
+    "the cat sat on the mat and the dog ran to the house",
+    "ein Fünfer für Öl ☃ naïve",
+    "1 + 2 = 3\nso 4",
+] * 8
 
 
 def tokenizer() -> tokenizers.Tokenizer:
@@ -29,26 +40,50 @@ def tokenizer() -> tokenizers.Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=list(SPECIAL), show_progress=False,
+        vocab_size=320,
+        special_tokens=list(SPECIAL),
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    )
     made.train_from_iterator(CORPUS, trainer)
     return made
 
 
 def config(vocab: int, **changes: Any) -> dict[str, Any]:
     values = {
-        "architectures": ["LLaDAModelLM"], "model_type": "llada", "activation_type": "silu", "alibi": False,
-        "block_type": "llama", "d_model": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 48,
-        "embedding_size": vocab, "vocab_size": vocab, "eos_token_id": EOS, "pad_token_id": EOS,
-        "mask_token_id": MASK, "include_bias": False, "include_qkv_bias": False, "layer_norm_type": "rms",
-        "rms_norm_eps": 1e-5, "rope": True, "rope_full_precision": True, "rope_theta": 10000.0,
-        "max_sequence_length": 256, "weight_tying": False, "torch_dtype": "float32", "multi_query_attention": None,
-    }  # fmt: skip
+        "architectures": ["LLaDAModelLM"],
+        "model_type": "llada",
+        "activation_type": "silu",
+        "alibi": False,
+        "block_type": "llama",
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "mlp_hidden_size": 48,
+        "embedding_size": vocab,
+        "vocab_size": vocab,
+        "eos_token_id": EOS,
+        "pad_token_id": EOS,
+        "mask_token_id": MASK,
+        "include_bias": False,
+        "include_qkv_bias": False,
+        "layer_norm_type": "rms",
+        "rms_norm_eps": 1e-5,
+        "rope": True,
+        "rope_full_precision": True,
+        "rope_theta": 10000.0,
+        "max_sequence_length": 256,
+        "weight_tying": False,
+        "torch_dtype": "float32",
+        "multi_query_attention": None,
+    }
     return {k: v for k, v in {**values, **changes}.items() if v is not ...}
 
 
-def write_checkpoint(folder: Path, *, text: bool = True, max_new_tokens: int | None = 24, **changes: Any) -> Path:
+def write_checkpoint(
+    folder: Path, *, text: bool = True, max_new_tokens: int | None = 24, **changes: Any
+) -> Path:
     """A model folder. Its weights are random but large, so that the model is sure of some tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     made = tokenizer()

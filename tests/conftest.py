@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # The models are tiny: a second thread gains nothing, and on a busy machine waiting for it costs ten times more.
+    # The models are tiny: a second thread gains nothing, and on a busy machine it costs ten times more.
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
 

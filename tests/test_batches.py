@@ -12,18 +12,29 @@ from flash_dllm import LLM, SamplingParams
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "threshold": [
-        {}, {"epsilon": 0.4}, {"block_length": 8}, {"temperature": 1.0, "seed": 3}, {"eos": "suppress_logits"},
-        {"temperature": 0.7, "top_p": 0.8, "seed": 9}, {"stop_at_eos": False}, {"eos": "suppress_confidence"},
-        {"cfg_scale": 1.0}, {"temperature": 1.2, "top_k": 7},
+        {},
+        {"epsilon": 0.4},
+        {"block_length": 8},
+        {"temperature": 1.0, "seed": 3},
+        {"eos": "suppress_logits"},
+        {"temperature": 0.7, "top_p": 0.8, "seed": 9},
+        {"stop_at_eos": False},
+        {"eos": "suppress_confidence"},
+        {"cfg_scale": 1.0},
+        {"temperature": 1.2, "top_k": 7},
     ],
     "greedy": [{}, {"steps": 8, "block_length": 8}, {"temperature": 1.0, "seed": 1}, {"block_length": 4}],
     "random": [{"seed": 1}, {"seed": 2, "block_length": 8}, {"temperature": 0.5, "seed": 4}],
     "factor": [{}, {"factor": 1.7}, {"block_length": 8, "factor": 0.5}],
     "entropy": [
-        {}, {"steps": 8}, {"temperature": 0.4, "top_p": 0.9, "seed": 5}, {"alg_temp": 0.3, "seed": 6}, {"t_end": 0.2}
+        {},
+        {"steps": 8},
+        {"temperature": 0.4, "top_p": 0.9, "seed": 5},
+        {"alg_temp": 0.3, "seed": 6},
+        {"t_end": 0.2},
     ],
     "origin": [{"seed": 1}, {"steps": 12, "seed": 2}, {"temperature": 1.0, "seed": 3}],
-}  # fmt: skip
+}
 
 
 def requests(method: str) -> list[tuple[list[int], SamplingParams]]:
@@ -40,7 +51,9 @@ def requests(method: str) -> list[tuple[list[int], SamplingParams]]:
 
 def run(llm: LLM, cases: list[tuple[list[int], SamplingParams]]) -> list[tuple[Any, ...]]:
     outputs = llm.generate([prompt for prompt, _ in cases], [params for _, params in cases])
-    return [(o.canvas_ids, o.outputs[0].finish_reason, o.outputs[0].passes, o.outputs[0].nfe) for o in outputs]
+    return [
+        (o.canvas_ids, o.outputs[0].finish_reason, o.outputs[0].passes, o.outputs[0].nfe) for o in outputs
+    ]
 
 
 @pytest.mark.parametrize("method", SETTINGS)

@@ -26,13 +26,15 @@ def test_the_text_form() -> None:
 
 @pytest.mark.parametrize(
     "template", ["no gap", "", [], ["a", 3], [Gap(1), None], "{{0}}", "{{x}}", [["a"], Gap(1)]]
-)  # fmt: skip
+)
 def test_bad_templates(template: Any) -> None:
     with pytest.raises(TemplateError):
         parse_template(template)
 
 
-@pytest.mark.parametrize("kw", [{}, {"length": 0}, {"length": -2}, {"max_tokens": 0}, {"length": 1, "max_tokens": 1}])
+@pytest.mark.parametrize(
+    "kw", [{}, {"length": 0}, {"length": -2}, {"max_tokens": 0}, {"length": 1, "max_tokens": 1}]
+)
 def test_bad_gaps(kw: dict[str, Any]) -> None:
     with pytest.raises(TemplateError):
         Gap(**kw)
@@ -69,8 +71,9 @@ def test_a_gap_of_fixed_length_holds_no_stop_token(llm: LLM) -> None:
         ids = llm.infill("a {{60}} b", params).outputs[0].token_ids
         assert len(ids) == 60 and not {EOS, EOT} & set(ids)
     keep = SamplingParams(temperature=8.0, eos="keep")
-    assert {EOS, EOT} & {t for s in range(8) for t in llm.infill(
-        "a {{60}} b", keep.model_copy(update={"seed": s})).canvas_ids}  # fmt: skip
+    assert {EOS, EOT} & {
+        t for s in range(8) for t in llm.infill("a {{60}} b", keep.model_copy(update={"seed": s})).canvas_ids
+    }
 
 
 def test_an_open_ended_gap_is_cut_at_its_stop_token(llm: LLM) -> None:

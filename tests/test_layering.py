@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "flash_dllm"
-SURFACE = {"llm", "requests", "results", "options", "loop", "infill", "progress"}
+SURFACE = {"llm", "loading", "requests", "results", "options", "loop", "infill", "progress"}
 LEAVES = {"params", "outputs", "trace", "errors"}
 ALLOWED = {
     "params": set(),
@@ -24,7 +24,7 @@ ALLOWED = {
     "engine": {"core", "methods", "kernels", "models", "errors"},
     **{
         name: {"engine", "methods", "core", "models", *SURFACE, *LEAVES}
-        for name in ("llm", "requests", "results", "options", "loop")
+        for name in ("llm", "loading", "requests", "results", "options", "loop")
     },
     "train": {"models", "kernels", "errors"},
     "cli": {"engine", "methods", "models", "train", "core", *SURFACE, *LEAVES},
@@ -34,7 +34,11 @@ CONSUMERS = {"serve", "eval", "bench", "web"}
 
 def parts() -> list[str]:
     """Folders and modules below the package."""
-    names = {p.name.removesuffix(".py") for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    names = {
+        p.name.removesuffix(".py")
+        for p in ROOT.iterdir()
+        if p.suffix == ".py" or (p / "__init__.py").exists()
+    }
     return sorted(names - {"__init__", "__main__"})
 
 

@@ -93,7 +93,9 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     talk = [{"role": "user", "content": " hello "}]
     output = llm.chat(talk, SamplingParams(max_tokens=4))[0]
     assert output.prompt is not None and output.prompt.startswith("<|startoftext|><|start_header_id|>user")
-    two = llm.chat([talk, [*talk, {"role": "assistant", "content": "x"}, *talk]], SamplingParams(max_tokens=4))
+    two = llm.chat(
+        [talk, [*talk, {"role": "assistant", "content": "x"}, *talk]], SamplingParams(max_tokens=4)
+    )
     assert two[0].outputs[0].token_ids == output.outputs[0].token_ids
     assert len(two[1].prompt_token_ids) > len(two[0].prompt_token_ids)
 

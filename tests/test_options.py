@@ -75,11 +75,21 @@ def test_every_option_of_a_method_changes_an_answer(llms: dict[str, LLM]) -> Non
     base = {"max_tokens": 32, "stop_at_eos": False, "logprobs": True}
     changes = {
         "threshold": {
-            "epsilon": 0.3, "block_length": 8, "temperature": 2.0, "eos": "suppress_logits", "cfg_scale": 2.0
+            "epsilon": 0.3,
+            "block_length": 8,
+            "temperature": 2.0,
+            "eos": "suppress_logits",
+            "cfg_scale": 2.0,
         },
-        "greedy": {"steps": 8, "block_length": 8, "temperature": 2.0, "eos": "suppress_confidence", "cfg_scale": 2.0},
+        "greedy": {
+            "steps": 8,
+            "block_length": 8,
+            "temperature": 2.0,
+            "eos": "suppress_confidence",
+            "cfg_scale": 2.0,
+        },
         "entropy": {"steps": 8, "temperature": 2.0, "top_p": 0.3, "top_k": 2, "t_end": 0.5, "alg_temp": 0.5},
-    }  # fmt: skip
+    }
     for method, options in changes.items():
         plain = _outcome(llms[method], base)
         for name, value in options.items():
@@ -102,11 +112,22 @@ def test_methods_read_only_known_options(llms: dict[str, LLM]) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"max_tokens": 0}, {"max_tokens": -1}, {"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1},
-        {"n": 0}, {"stop": [""]}, {"epsilon": 0.0}, {"epsilon": 1.5}, {"seed": -1}, {"eos": "never"}, {"nope": 1},
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"temperature": -0.1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"n": 0},
+        {"stop": [""]},
+        {"epsilon": 0.0},
+        {"epsilon": 1.5},
+        {"seed": -1},
+        {"eos": "never"},
+        {"nope": 1},
         {"temperature": float("nan")},
     ],
-)  # fmt: skip
+)
 def test_values_out_of_range(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SamplingParams(**values)

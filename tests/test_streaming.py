@@ -1,4 +1,4 @@
-"""Stop strings are cut exactly, wherever token and step boundaries lie; streamed pieces add up to the text."""
+"""Stop strings are cut exactly, wherever tokens and steps end; streamed pieces add up to the text."""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ def test_every_token_has_its_text(log: tuple[Path, list[list[int]]]) -> None:
 
 def test_passes_say_which_rows_they_recomputed(log: tuple[Path, list[list[int]]]) -> None:
     steps = [e for e in read_trace(log[0]).events if e["event"] == "step"]
-    assert all(p["kind"] == "denoise" and p["full"] and p["rows"][0][0] == 0 for s in steps for p in s["passes"])
+    assert all(
+        p["kind"] == "denoise" and p["full"] and p["rows"][0][0] == 0 for s in steps for p in s["passes"]
+    )
 
 
 def test_confidences_that_are_no_numbers() -> None:
@@ -80,7 +82,7 @@ def test_ranges() -> None:
         (lambda lines: [x.replace('"slot":', '"slot":"a","x":') for x in lines], "slot"),
         (lambda lines: [x.replace('"kind":"denoise"', '"kind":3') for x in lines], "kind"),
     ],
-)  # fmt: skip
+)
 def test_broken_logs(log: tuple[Path, list[list[int]]], tmp_path: Path, change: object, message: str) -> None:
     lines = log[0].read_text().splitlines()
     broken = tmp_path / "broken.jsonl"

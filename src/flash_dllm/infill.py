@@ -64,7 +64,9 @@ def parse_template(template: Template) -> list[Part]:
     for part in parts:
         ids = isinstance(part, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in part)
         if not ids and not isinstance(part, str | Gap):
-            raise TemplateError(f"a template holds text, lists of token ids and gaps, not {type(part).__name__}")
+            raise TemplateError(
+                f"a template holds text, lists of token ids and gaps, not {type(part).__name__}"
+            )
     if not any(isinstance(part, Gap) for part in parts):
         raise TemplateError("the template has no gap; write {{8}} for 8 tokens or {{<=8}} for at most 8")
     return parts

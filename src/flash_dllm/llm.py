@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ from flash_dllm.core.step import Vocabulary
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import RequestError
 from flash_dllm.infill import Template
+from flash_dllm.loading import Loaded, load
 from flash_dllm.loop import Loop
 from flash_dllm.methods import CACHES, MethodError, build_method
 from flash_dllm.models.config import ModelConfig, ModelError
-from flash_dllm.models.layers import Model
-from flash_dllm.models.load import load_model, resolve
-from flash_dllm.models.tokenizer import Tokenizer, load_generation_defaults, load_tokenizer, stop_ids
+from flash_dllm.models.tokenizer import Tokenizer
 from flash_dllm.outputs import RequestOutput, StreamEvent
 from flash_dllm.params import EngineArgs, SamplingParams
 from flash_dllm.requests import Builder, Job, Message, Prompt, prompt_list
@@ -36,58 +34,9 @@ SLOTS = {"cpu": 4, "cuda": 8, "mps": 4}
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint in memory; several :class:`LLM` may share one."""
-
-    name: str
-    model: Model
-    tokenizer: Tokenizer | None
-    stop_ids: tuple[int, ...]
-    max_tokens: int | None
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-
 def default_method(config: ModelConfig, max_num_seqs: int) -> tuple[str, str]:
     """Cache and decoding where none is named."""
     return "none", "threshold"
-
-
-def pick_device(name: str) -> str:
-    """``auto`` takes the CUDA GPU if there is one, else the CPU."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def pick_dtype(name: str, device: str) -> str:
-    """``auto`` is the checkpoint's own dtype, on the CPU float32: faster or not, it is the exact one everywhere."""
-    return "float32" if name == "auto" and device.startswith("cpu") else name
-
-
-def load(args: EngineArgs) -> Loaded:
-    """Load weights and tokenizer.
-
-    Raises:
-        ModelError: the checkpoint is missing, broken, not supported or no masked diffusion model.
-    """
-    device = pick_device(args.device)
-    folder = resolve(args.model, args.revision)
-    model = load_model(args.model, args.revision, pick_dtype(args.dtype, device), device)
-    if model.config.mask_id is None or model.config.causal:
-        raise ModelError(f"{args.model}: a left-to-right model ({model.config.family}), not a masked diffusion model")
-    template: str | Path | None = args.chat_template
-    if template is not None and "{" not in template:
-        template = Path(template)
-    tokenizer = load_tokenizer(folder, template)
-    defaults = load_generation_defaults(folder)
-    max_tokens = defaults.get("max_new_tokens")
-    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-        raise ModelError(f"{folder / 'generation_config.json'}: max_new_tokens = {max_tokens!r}: must be positive")
-    return Loaded(args.model, model, tokenizer, stop_ids(model.config, tokenizer, defaults), max_tokens)
 
 
 class LLM:
@@ -128,12 +77,22 @@ class LLM:
         seed: int = 0,
         **method_options: Any,
     ) -> None:
-        args = EngineArgs.model_validate({
-            "model": str(model), "cache": cache, "decoding": decoding, "dtype": dtype, "device": device,
-            "max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "preset": preset, "revision": revision,
-            "chat_template": None if chat_template is None else str(chat_template), "seed": seed,
-            "options": method_options,
-        })  # fmt: skip
+        args = EngineArgs.model_validate(
+            {
+                "model": str(model),
+                "cache": cache,
+                "decoding": decoding,
+                "dtype": dtype,
+                "device": device,
+                "max_num_seqs": max_num_seqs,
+                "max_model_len": max_model_len,
+                "preset": preset,
+                "revision": revision,
+                "chat_template": None if chat_template is None else str(chat_template),
+                "seed": seed,
+                "options": method_options,
+            }
+        )
         self._start(load(args), args)
 
     @classmethod
@@ -143,7 +102,9 @@ class LLM:
         llm._start(loaded or load(args), args)
         return llm
 
-    def with_method(self, cache: str | None = None, decoding: str | None = None, **method_options: Any) -> LLM:
+    def with_method(
+        self, cache: str | None = None, decoding: str | None = None, **method_options: Any
+    ) -> LLM:
         """Another method on the same weights."""
         changes = {"cache": cache, "decoding": decoding, "options": method_options}
         return self.from_args(self.args.model_copy(update=changes), self.loaded)
@@ -155,7 +116,9 @@ class LLM:
         self.max_num_seqs = args.max_num_seqs or SLOTS.get(loaded.model.device.type, 4)
         self.max_model_len = args.max_model_len or min(config.max_positions, LONGEST)
         if self.max_model_len > config.max_positions:
-            raise ModelError(f"max_model_len={self.max_model_len} is more than the model's {config.max_positions}")
+            raise ModelError(
+                f"max_model_len={self.max_model_len} is more than the model's {config.max_positions}"
+            )
         if args.preset is not None:
             raise MethodError(f"unknown preset {args.preset!r}; there are none yet")
         cache, decoding = default_method(config, self.max_num_seqs)
@@ -170,13 +133,23 @@ class LLM:
         vocabulary = Vocabulary(known, config.mask_id, config.eos_ids, loaded.stop_ids)
         text = None if tokenizer is None else lambda ids: raw_text(tokenizer, ids)
         self.engine = Engine(
-            loaded.model, self.method, vocabulary, slots=self.max_num_seqs, positions=self.max_model_len, text=text
+            loaded.model,
+            self.method,
+            vocabulary,
+            slots=self.max_num_seqs,
+            positions=self.max_model_len,
+            text=text,
         )
         self._loop = Loop(self.engine)
         self._builder = Builder(
-            config, tokenizer, self.method, stop_ids=loaded.stop_ids, max_tokens=loaded.max_tokens,
-            positions=self.max_model_len, seed=args.seed,
-        )  # fmt: skip
+            config,
+            tokenizer,
+            self.method,
+            stop_ids=loaded.stop_ids,
+            max_tokens=loaded.max_tokens,
+            positions=self.max_model_len,
+            seed=args.seed,
+        )
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -199,7 +172,7 @@ class LLM:
         """Continue prompts, each as it is (no chat template).
 
         Args:
-            prompts: a text, token ids, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, or a list of these.
+            prompts: text, token ids, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, or a list of these.
             sampling_params: options for all, or one set a prompt.
             use_tqdm: show a progress bar if stderr is a terminal.
 
@@ -210,7 +183,9 @@ class LLM:
             FlashDLLMError: a prompt or option is wrong; nothing is decoded then.
         """
         items = prompt_list(prompts)
-        jobs = [self._builder.prompt(p, s) for p, s in zip(items, _each(sampling_params, len(items)), strict=True)]
+        jobs = [
+            self._builder.prompt(p, s) for p, s in zip(items, _each(sampling_params, len(items)), strict=True)
+        ]
         return self._run(jobs, use_tqdm)
 
     def chat(
@@ -223,7 +198,9 @@ class LLM:
         """Answer one conversation or several, through the model's chat template. See :meth:`generate`."""
         many = bool(messages) and not any(isinstance(m, dict) for m in messages)
         talks: list[Any] = list(messages) if many else [messages]
-        jobs = [self._builder.chat(t, s) for t, s in zip(talks, _each(sampling_params, len(talks)), strict=True)]
+        jobs = [
+            self._builder.chat(t, s) for t, s in zip(talks, _each(sampling_params, len(talks)), strict=True)
+        ]
         return self._run(jobs, use_tqdm)
 
     def infill(
@@ -270,11 +247,15 @@ class LLM:
                     text = growing.push(self.engine.answer_prefix(seen.slot)) if growing and live else ""
                     marks = seen.commits()
                     yield StreamEvent(
-                        request.id, text, [m.pos for m in marks], [m.token for m in marks],
+                        request.id,
+                        text,
+                        [m.pos for m in marks],
+                        [m.token for m in marks],
                         [m.confidence for m in marks],
                         [(m.pos, m.token, m.confidence) for m in seen.marks if m.state == "guess"],
-                        seen.step + 1, nfe,
-                    )  # fmt: skip
+                        seen.step + 1,
+                        nfe,
+                    )
             answer = self._collect(job).outputs[0]
             rest = growing.rest(answer.text) if growing else answer.text
             yield StreamEvent(request.id, rest, step=answer.steps, nfe=answer.nfe, output=answer)
@@ -289,7 +270,9 @@ class LLM:
                 self._loop.submit(job)
             while waiting:
                 self._loop.step()
-                ready = [i for i, j in waiting.items() if all(r.id in self._loop.finished for r in j.requests)]
+                ready = [
+                    i for i, j in waiting.items() if all(r.id in self._loop.finished for r in j.requests)
+                ]
                 for index in ready:
                     yield index, self._collect(waiting.pop(index))
         finally:
@@ -308,10 +291,12 @@ class LLM:
             "dtype": str(model.dtype).removeprefix("torch."),
             "slots": self.max_num_seqs,
             "versions": {
-                "flash_dllm": flash_dllm.__version__, "torch": torch.__version__, "python": platform.python_version()
+                "flash_dllm": flash_dllm.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
             },
             "mask_id": self.mask_id,
-        }  # fmt: skip
+        }
         text = None if tokenizer is None else lambda token: raw_text(tokenizer, [token])
         with open(path, "w", encoding="utf-8") as file:
             self._loop.tracer = TraceWriter(file, header, text)

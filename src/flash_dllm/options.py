@@ -1,4 +1,4 @@
-"""Request options against a method: what it does not read, what contradicts, and the numbers the engine gets."""
+"""Request options against a method: what it does not read, what contradicts, what the engine gets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def check_options(params: SamplingParams, method: Method) -> None:
                 )
     noisy = params.temperature > 0 or bool(params.alg_temp) or method.rule.random_order
     if params.n > 1 and not noisy:
-        raise OptionError(f"n={params.n} at temperature 0 would give {params.n} equal answers; set a temperature")
+        raise OptionError(
+            f"n={params.n} at temperature 0 would give {params.n} equal answers; set a temperature"
+        )
 
 
 def numbers_for(params: SamplingParams, method: Method, shape: Shape, seed: int) -> dict[str, float]:

@@ -66,8 +66,8 @@ class Completion:
 class RequestOutput:
     """A prompt and its answers.
 
-    ``canvas_ids`` are the ids of the whole canvas of the first answer, prompt included. ``prompt`` is the text as it
-    was given (None for token ids), for a chat the rendered conversation.
+    ``canvas_ids`` are the ids of the whole canvas of the first answer, prompt included. ``prompt`` is the text
+    as it was given (None for token ids), for a chat the rendered conversation.
     """
 
     request_id: str
@@ -96,7 +96,7 @@ class StreamEvent:
     """What one step changed, in the order of the steps.
 
     Attributes:
-        text: new text of the committed prefix; pieces joined are the answer's text, and later steps change none.
+        text: new text of the committed prefix, which later steps do not change; joined, the answer's text.
         positions, tokens, confidences: what was committed in this step, anywhere on the canvas.
         guesses: (position, token, confidence) of the candidates that were not committed.
         step, nfe: commit rounds and forward passes so far.

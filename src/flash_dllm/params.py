@@ -1,6 +1,6 @@
 """Every option, in one place. Command line, YAML, Python and HTTP fields all come from these models.
 
-Unknown names are refused; an option that the chosen method does not read is refused where the method is known.
+Unknown names are refused; an option that the method does not read is refused where the method is known.
 """
 
 from __future__ import annotations
@@ -16,23 +16,30 @@ AcceptRule = Literal["product", "paper"]
 class SamplingParams(BaseModel):
     """Options of one request.
 
-    Fields that are left out take the default of the model (``max_tokens``) or of the decoding method; giving a field
-    that the method does not read is an error (its neutral default, such as ``temperature=0``, is no error).
-    ``seed``: a request's noise depends on its seed, the step and the position only, never on the clock, so without
-    a seed the answer is the same every time. With ``n`` answers the seeds are seed, seed + 1, ...
+    Fields that are left out take the default of the model (``max_tokens``) or of the decoding method; giving a
+    field that the method does not read is an error (a neutral value such as ``temperature=0`` is none).
+    ``seed``: a request's noise depends on its seed, the step and the position only, never on the clock, so
+    without a seed the answer is the same every time. With ``n`` answers the seeds are seed, seed + 1, ...
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_tokens: int | None = Field(None, ge=1, description="answer length in tokens; default: the model's own")
+    max_tokens: int | None = Field(
+        None, ge=1, description="answer length in tokens; default: the model's own"
+    )
     temperature: float = Field(0.0, ge=0.0, le=100.0, description="0 takes the most probable token")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus: smallest set of tokens with this mass")
     top_k: int = Field(0, ge=0, description="keep the k most probable tokens; 0 keeps all")
     seed: int | None = Field(
-        None, ge=0, lt=2**62, description="of the request's own noise; default: the engine's (same seed, same answer)"
+        None,
+        ge=0,
+        lt=2**62,
+        description="of the request's own noise; default: the engine's (same seed, same answer)",
     )
     stop: tuple[str, ...] = Field((), description="strings that end the answer (cut before them)")
-    stop_token_ids: tuple[int, ...] | None = Field(None, description="default: the model's EOS and end of turn")
+    stop_token_ids: tuple[int, ...] | None = Field(
+        None, description="default: the model's EOS and end of turn"
+    )
     stop_at_eos: bool = Field(True, description="end once everything before the first stop token is there")
     n: int = Field(1, ge=1, le=128, description="answers per prompt (seeds seed, seed + 1, ...)")
     logprobs: bool = Field(False, description="report log confidence at commit and the pass of each commit")
@@ -41,7 +48,9 @@ class SamplingParams(BaseModel):
     steps: int | None = Field(None, ge=1, description="fixed schedules: number of steps; default one a token")
     block_length: int | None = Field(None, ge=1, description="semi-autoregressive block, in tokens")
     epsilon: float | None = Field(None, gt=0.0, le=1.0, description="confidence that commits a token at once")
-    gamma: float | None = Field(None, gt=0.0, le=2.0, description="verification threshold; above 1: accept none")
+    gamma: float | None = Field(
+        None, gt=0.0, le=2.0, description="verification threshold; above 1: accept none"
+    )
     rule: AcceptRule | None = Field(None, description="how verification accepts drafts")
     factor: float | None = Field(None, gt=0.0, description="Fast-dLLM's factor f")
     alg_temp: float | None = Field(None, ge=0.0, description="Dream: noise in the choice of positions")
@@ -80,8 +89,8 @@ METHOD_FIELDS = frozenset(
 class EngineArgs(BaseModel):
     """Options of an engine.
 
-    ``options`` are those of the method (``window``, ``lookahead``, ``track``, ...); each method names its own and
-    refuses others.
+    ``options`` are those of the method (``window``, ``lookahead``, ``track``, ...); each method names its own
+    and refuses others.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -23,7 +23,7 @@ DEFAULT_MAX_TOKENS = 128
 
 @dataclass
 class Job:
-    """A prompt or template on its way through the engine; ``requests`` has one entry for each of ``n`` answers.
+    """A prompt or template on its way through the engine; ``requests`` has one entry for each answer.
 
     ``parts`` and ``gaps`` (start and length of each gap on the canvas) belong to a template.
     """
@@ -53,7 +53,9 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise RequestError(f"prompts must be text, token ids, a dict or a list of them, not {type(prompts).__name__}")
+        raise RequestError(
+            f"prompts must be text, token ids, a dict or a list of them, not {type(prompts).__name__}"
+        )
     if prompts and all(isinstance(p, int) for p in prompts):
         return [list(prompts)]  # type: ignore[arg-type]
     return list(prompts)  # type: ignore[arg-type]
@@ -110,7 +112,9 @@ class Builder:
         parts = parse_template(template)
         for name in ("max_tokens", "stop"):
             if getattr(params, name):
-                raise OptionError(f"{name}={getattr(params, name)!r} does not apply to a template: its gaps say how long")
+                raise OptionError(
+                    f"{name}={getattr(params, name)!r} does not apply to a template: its gaps say how long"
+                )
         ids: list[int] = []
         masked: list[bool] = []
         gaps = []
@@ -124,7 +128,9 @@ class Builder:
                 ids += [self.mask_id] * part.size
                 masked += [True] * part.size
             else:
-                piece = self._need_tokenizer("text").encode(part) if isinstance(part, str) else self._ids(part)
+                piece = (
+                    self._need_tokenizer("text").encode(part) if isinstance(part, str) else self._ids(part)
+                )
                 ids += piece
                 masked += [False] * len(piece)
         text = template if isinstance(template, str) else None
@@ -134,18 +140,20 @@ class Builder:
         if isinstance(prompt, Mapping):
             known = {"prompt", "prompt_token_ids"}
             if len(prompt) != 1 or not set(prompt) <= known:
-                raise RequestError(f"a prompt dict has one key, prompt or prompt_token_ids, not {sorted(prompt)}")
+                raise RequestError(
+                    f"a prompt dict has one key, prompt or prompt_token_ids, not {sorted(prompt)}"
+                )
             return self._read(next(iter(prompt.values())))
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError("the prompt is empty")
-            ids = self._need_tokenizer("a text prompt").encode(prompt, add_special=True)
-            return prompt, ids
-        if not isinstance(prompt, Sequence) or not all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
+            return prompt, self._need_tokenizer("a text prompt").encode(prompt, add_special=True)
+        ids: list[Any] = list(prompt) if isinstance(prompt, Sequence) else [None]
+        if not all(isinstance(t, int) and not isinstance(t, bool) for t in ids):
             raise RequestError("a prompt is text or a list of token ids (integers)")
-        return None, self._ids(prompt)
+        return None, self._ids(ids)
 
-    def _ids(self, ids: Sequence[int]) -> list[int]:
+    def _ids(self, ids: Sequence[Any]) -> list[int]:
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise RequestError(f"token id {token} is outside the vocabulary of {self.config.vocab_size}")
@@ -162,11 +170,13 @@ class Builder:
     def _length(self, prompt: int, wanted: int | None) -> int:
         room = self.positions - prompt
         if room < 1:
-            raise RequestError(f"the prompt has {prompt} tokens; max_model_len={self.positions} leaves no room to answer")
+            raise RequestError(
+                f"the prompt has {prompt} tokens; max_model_len={self.positions} leaves no room to answer"
+            )
         if wanted is not None and wanted > room:
             raise RequestError(
-                f"a prompt of {prompt} tokens and max_tokens={wanted} need {prompt + wanted} positions, more than "
-                f"max_model_len={self.positions}"
+                f"a prompt of {prompt} tokens and max_tokens={wanted} need {prompt + wanted} positions, "
+                f"more than max_model_len={self.positions}"
             )
         return wanted or min(self.max_tokens, room)
 
@@ -194,7 +204,9 @@ class Builder:
             return self.stop_ids
         for token in params.stop_token_ids:
             if not 0 <= token < self.config.vocab_size:
-                raise RequestError(f"stop token id {token} is outside the vocabulary of {self.config.vocab_size}")
+                raise RequestError(
+                    f"stop token id {token} is outside the vocabulary of {self.config.vocab_size}"
+                )
         return tuple(dict.fromkeys(params.stop_token_ids))
 
     def _need_tokenizer(self, what: str) -> Tokenizer:

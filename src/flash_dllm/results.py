@@ -29,7 +29,9 @@ def completion(job: Job, index: int, done: Finished, tokenizer: Tokenizer | None
         text = _cut(job, done, tokenizer, mask_id, len(ids))
     elif tokenizer is not None and done.error is None:
         text = tokenizer.decode(ids, job.params.skip_special_tokens)
-    return _answer(index, done, text, ids, list(range(first, first + len(ids))), done.reason, job.params.logprobs)
+    return _answer(
+        index, done, text, ids, list(range(first, first + len(ids))), done.reason, job.params.logprobs
+    )
 
 
 def _answer(
@@ -55,7 +57,7 @@ def _answer(
 
 
 def _cut(job: Job, done: Finished, tokenizer: Tokenizer, mask_id: int, kept: int) -> str:
-    """Text up to the stop string, which may begin inside a token: ``kept`` whole tokens and a part of the next."""
+    """Text up to the stop string, which may begin inside a token: ``kept`` tokens and a part of the next."""
     assert isinstance(done.stop_reason, str)
     prefix = committed_prefix(done.ids[job.first :], mask_id, job)
     raw = raw_text(tokenizer, prefix)
@@ -65,7 +67,7 @@ def _cut(job: Job, done: Finished, tokenizer: Tokenizer, mask_id: int, kept: int
 
 
 def committed_prefix(ids: Sequence[int], mask_id: int, job: Job) -> list[int]:
-    """Answer tokens up to the first position that is still MASK or, where it ends the answer, a stop token."""
+    """Answer tokens up to the first that is still MASK or, where it ends the answer, a stop token."""
     ends = {mask_id, *(job.stop_ids if job.params.stop_at_eos else ())}
     size = next((i for i, token in enumerate(ids) if token in ends), len(ids))
     return list(ids[:size])

@@ -1,7 +1,7 @@
 """The event log: what happened in every step, as JSON Lines, for players, plots and tests (docs/trace.md).
 
-Line 1 is the header. Then, in order of time: ``request`` (a canvas was submitted), ``tokens`` (text of ids not seen
-before), ``step`` (one step of one request) and ``end``. A position that no mark has named yet holds MASK.
+Line 1 is the header. Then, in order of time: ``request`` (a canvas was submitted), ``tokens`` (text of ids not
+seen before), ``step`` (one step of one request) and ``end``. A position that no mark has named holds MASK.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def ranges(positions: Iterable[int]) -> list[list[int]]:
 class TraceWriter:
     """Writes a log.
 
-    A pass is ``{"kind": "denoise" or "verify", "rows": [[start, end), ...], "extra": [[pos, token, rank], ...]}``:
-    positions recomputed, and rows beside the canvas (views, branches, readers). A mark is
-    ``[position, token, confidence, state]`` with a state of :data:`STATES`.
+    A pass has ``kind`` ("denoise" or "verify"), ``full`` (every position was recomputed), ``rows`` (positions
+    recomputed, as [start, end) pairs) and ``extra`` ([position, token, rank] of rows beside the canvas: views,
+    branches, readers). A mark is ``[position, token, confidence, state]`` with a state of :data:`STATES`.
 
     Args:
         file: open text file, which the caller closes.
@@ -56,7 +56,9 @@ class TraceWriter:
         text: gives the text of one token id, or None to leave texts out.
     """
 
-    def __init__(self, file: TextIO, header: dict[str, Any], text: Callable[[int], str] | None = None) -> None:
+    def __init__(
+        self, file: TextIO, header: dict[str, Any], text: Callable[[int], str] | None = None
+    ) -> None:
         self._file, self._text = file, text
         self._named: set[int] = set()
         self._write("header", format=FORMAT, version=VERSION, **header)
@@ -67,12 +69,20 @@ class TraceWriter:
         self._write("request", request=request, ids=ids, masked=ranges(masked), params=params)
 
     def step(
-        self, request: str, slot: int, step: int, ms: float, passes: list[dict[str, Any]], marks: list[list[Any]]
+        self,
+        request: str,
+        slot: int,
+        step: int,
+        ms: float,
+        passes: list[dict[str, Any]],
+        marks: list[list[Any]],
     ) -> None:
         """A step of a request. ``ms`` is the time of the whole batch's step."""
         self._name(mark[1] for mark in marks)
         clean = [[p, t, round(c, 6) if math.isfinite(c) else None, s] for p, t, c, s in marks]
-        self._write("step", request=request, slot=slot, step=step, ms=round(ms, 3), passes=passes, marks=clean)
+        self._write(
+            "step", request=request, slot=slot, step=step, ms=round(ms, 3), passes=passes, marks=clean
+        )
 
     def end(self, request: str, **fields: Any) -> None:
         """A request is finished; see :data:`FIELDS`."""
@@ -87,7 +97,9 @@ class TraceWriter:
             self._write("tokens", text={str(i): self._text(i) for i in sorted(new)})
 
     def _write(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"event": event, **fields}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        line = json.dumps(
+            {"event": event, **fields}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
         self._file.write(line + "\n")
         self._file.flush()
 
@@ -113,7 +125,9 @@ def read_trace(path: str | Path) -> Trace:
     if header["event"] != "header" or header.get("format") != FORMAT:
         raise TraceError(f"{where}: not an event log ({FORMAT})")
     if header.get("version") != VERSION:
-        raise TraceError(f"{where}: version {header.get('version')!r} of the log; this program reads {VERSION}")
+        raise TraceError(
+            f"{where}: version {header.get('version')!r} of the log; this program reads {VERSION}"
+        )
     open_: set[str] = set()
     for where, event in lines:
         _check(where, event)
@@ -150,9 +164,15 @@ def _check(where: str, event: dict[str, Any]) -> None:
             raise TraceError(f"{where}: {kind} with {name}={json.dumps(event[name])[:60]}")
     for mark in event.get("marks", ()):
         if not (isinstance(mark, list) and len(mark) == 4 and mark[3] in STATES):
-            raise TraceError(f"{where}: mark {json.dumps(mark)[:60]} is not [position, token, confidence, state]")
+            raise TraceError(
+                f"{where}: mark {json.dumps(mark)[:60]} is not [position, token, confidence, state]"
+            )
     for seen in event.get("passes", ()):
-        if not (isinstance(seen, dict) and isinstance(seen.get("kind"), str) and isinstance(seen.get("rows"), list)):
+        if not (
+            isinstance(seen, dict)
+            and isinstance(seen.get("kind"), str)
+            and isinstance(seen.get("rows"), list)
+        ):
             raise TraceError(f"{where}: pass {json.dumps(seen)[:60]} has no kind or rows")
 
 

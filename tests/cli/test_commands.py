@@ -51,7 +51,7 @@ def test_importing_the_package_is_light() -> None:
 def test_python_dash_m() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "flash_dllm", "nonsense"], capture_output=True, text=True, timeout=120
-    )  # fmt: skip
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
@@ -100,8 +100,11 @@ def test_models(run: Run, chat_folder: Path) -> None:
     assert facts["fits"] in (True, None) and facts["max_model_len"] == 100
     text = run("models", chat_folder).out
     assert f"{facts['parameters']:,}" in text
-    for words in (("models", "./nope"), ("models", chat_folder, "--dtype", "int3"),
-                  ("models", chat_folder, "--max-model-len", 9999)):  # fmt: skip
+    for words in (
+        ("models", "./nope"),
+        ("models", chat_folder, "--dtype", "int3"),
+        ("models", chat_folder, "--max-model-len", 9999),
+    ):
         outcome = run(*words)
         assert outcome.code == 2 and outcome.err.count("\n") == 1
 
@@ -139,10 +142,15 @@ def test_compare(run: Run, chat_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "text", "right"),
     [
-        ("12", "so 5 + 7 = 12.", True), ("12", "12 or 13", False), ("1,200", "it is 1200", True), ("-3", "x = -3", True),
-        ("Blue", " blue\n", True), ("blue", "light blue", False), ("3", "none", False),
+        ("12", "so 5 + 7 = 12.", True),
+        ("12", "12 or 13", False),
+        ("1,200", "it is 1200", True),
+        ("-3", "x = -3", True),
+        ("Blue", " blue\n", True),
+        ("blue", "light blue", False),
+        ("3", "none", False),
     ],
-)  # fmt: skip
+)
 def test_matching_answers(answer: str, text: str, right: bool) -> None:
     from flash_dllm.cli.compare import matches
 

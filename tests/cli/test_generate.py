@@ -31,8 +31,11 @@ def test_text_from_argument_file_and_stdin(run: Run, chat_folder: Path, tmp_path
     expected = llm.chat([{"role": "user", "content": "the cat"}], params)[0].text + "\n"
     base = ("generate", "-m", chat_folder, "-t", 9)
     for outcome in (
-        run(*base, "the cat"), run(*base, "--file", file), run(*base, stdin="the cat\n"), run(*base, "-", stdin="the cat")
-    ):  # fmt: skip
+        run(*base, "the cat"),
+        run(*base, "--file", file),
+        run(*base, stdin="the cat\n"),
+        run(*base, "-", stdin="the cat"),
+    ):
         assert (outcome.code, outcome.out, outcome.err) == (0, expected, "")
     raw = run(*base, "--raw", "the cat")
     assert raw.out == llm.generate("the cat", params)[0].text + "\n" != expected
@@ -77,7 +80,9 @@ def test_many_prompts(run: Run, chat_folder: Path, tmp_path: Path) -> None:
     source, out = prompts(tmp_path / "p.jsonl"), tmp_path / "o.jsonl"
     to_stdout = run("generate", "-m", chat_folder, "--config", settings(tmp_path), "--file", source)
     assert to_stdout.code == 0, to_stdout.err
-    outcome = run("generate", "-m", chat_folder, "--config", settings(tmp_path), "--file", source, "--output", out)
+    outcome = run(
+        "generate", "-m", chat_folder, "--config", settings(tmp_path), "--file", source, "--output", out
+    )
     assert (outcome.code, outcome.out) == (0, "")
     answers = {a["id"]: a for a in lines(out)}
     assert set(answers) == {"p0", "p1", "p2", "4"}
@@ -184,10 +189,14 @@ def test_files_that_are_not_text(run: Run, chat_folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("nope: 3", "unknown option 'nope'"), ("[1]", "must hold options"), ("a: [", "not valid YAML"),
-        ("epsilon: high", "epsilon='high'"), ("max_tokens: -2", "max_tokens=-2"), ("options: {nope: 1}", "option 'nope'"),
+        ("nope: 3", "unknown option 'nope'"),
+        ("[1]", "must hold options"),
+        ("a: [", "not valid YAML"),
+        ("epsilon: high", "epsilon='high'"),
+        ("max_tokens: -2", "max_tokens=-2"),
+        ("options: {nope: 1}", "option 'nope'"),
     ],
-)  # fmt: skip
+)
 def test_wrong_config_files(run: Run, chat_folder: Path, tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(content)
@@ -226,11 +235,15 @@ def broken(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("truncated", "model.safetensors"), ("corrupt", "model.safetensors"), ("missing", "no model.safetensors"),
-        ("config", "config.json"), ("mask", "mask_token_id"), ("architecture", "Other"),
+        ("truncated", "model.safetensors"),
+        ("corrupt", "model.safetensors"),
+        ("missing", "no model.safetensors"),
+        ("config", "config.json"),
+        ("mask", "mask_token_id"),
+        ("architecture", "Other"),
         ("generation", "max_new_tokens = -4"),
     ],
-)  # fmt: skip
+)
 def test_broken_checkpoints(run: Run, tmp_path: Path, kind: str, message: str) -> None:
     assert_refused(run("generate", "-m", broken(tmp_path / "m", kind), "x"), message)
 
@@ -245,17 +258,19 @@ def test_debug_shows_the_traceback(run: Run, chat_folder: Path) -> None:
     assert outcome.code == 2 and "Traceback" in outcome.err and "max_tokens=-3" in outcome.err
 
 
-def test_an_answer_that_fails_is_exit_code_1(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import flash_dllm.llm
+def test_an_answer_that_fails_is_exit_code_1(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import flash_dllm.loading
 
-    load = flash_dllm.llm.load_model
+    load = flash_dllm.loading.load_model
 
     def broken_load(*args: object, **kw: object) -> object:
         model = load(*args, **kw)  # type: ignore[arg-type]
         model.norm.fill_(float("nan"))
         return model
 
-    monkeypatch.setattr(flash_dllm.llm, "load_model", broken_load)
+    monkeypatch.setattr(flash_dllm.loading, "load_model", broken_load)
     outcome = run("generate", "-m", write_checkpoint(tmp_path / "m"), "x")
     assert outcome.code == 1 and "non-finite" in outcome.err
 
@@ -263,9 +278,21 @@ def test_an_answer_that_fails_is_exit_code_1(run: Run, tmp_path: Path, monkeypat
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(chat_folder: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
-    source.write_text("".join(json.dumps({"prompt": f"the {i}", "params": {"max_tokens": 100}}) + "\n" for i in range(400)))
-    command = [sys.executable, "-m", "flash_dllm", "generate", "-m", str(chat_folder), "--no-stop-at-eos", "--epsilon", "1",
-               "--file", str(source), "--output", str(out)]  # fmt: skip
+    source.write_text("".join(json.dumps({"prompt": f"the {i}"}) + "\n" for i in range(400)))
+    options = (
+        "-m",
+        chat_folder,
+        "-t",
+        100,
+        "--no-stop-at-eos",
+        "--epsilon",
+        1,
+        "--file",
+        source,
+        "--output",
+        out,
+    )
+    command = [sys.executable, "-m", "flash_dllm", "generate", *map(str, options)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not (out.exists() and out.read_text().count("\n") >= 2):

@@ -13,41 +13,30 @@ from flash_dllm.engine.request import Finished
 from flash_dllm.models.layers import Model
 
 from ..goldens.harness import Setup, build_engine, make_request
+from .support import decode, poison, random_prompts
 
 FAMILIES = ("llada-tiny", "dream-tiny")
 LENGTH, POSITIONS = 24, 64
 
 
-def prompts(*lengths: int) -> list[list[int]]:
-    """Prompts of the given lengths, always the same."""
-    made = torch.Generator().manual_seed(5)
-    return [torch.randint(0, 500, (n,), generator=made).tolist() for n in lengths]
-
-
 def engine_for(model: Model, setup: Setup, slots: int = 1) -> Engine:
-    return build_engine(model, setup, slots=slots, positions=POSITIONS)
-
-
-def decode(engine: Engine, numbers: dict[str, Any], texts: list[list[int]]) -> list[Finished]:
-    """Decode ``texts``, the i-th with i tokens more than the first; the answers in their order."""
-    for index, text in enumerate(texts):
-        engine.add(make_request(str(index), text, LENGTH + index, numbers))
-    ended: dict[str, Finished] = {}
-    while not engine.idle:
-        ended.update({f.request.id: f for f in engine.step()})
-    return [ended[str(index)] for index in range(len(texts))]
+    """An engine whose keys and values are NaN until they are written."""
+    engine = build_engine(model, setup, slots=slots, positions=POSITIONS)
+    poison(engine)
+    return engine
 
 
 def watched(model: Model, setup: Setup, text: list[int]) -> tuple[list[SlotStep], Finished]:
     """Decode ``text`` alone; its steps and how it ended."""
-    engine, steps = engine_for(model, setup), []
+    engine = engine_for(model, setup)
+    steps: list[SlotStep] = []
     engine.observer = lambda e, record: steps.extend(slot_steps(e, record))
-    return steps, decode(engine, setup.numbers, [text])[0]
+    return steps, decode(model, setup, [text], engine=engine)[0]
 
 
 def one_layer(model: Model) -> Model:
-    """The model without its upper layers: each key depends on its own token alone, so that cached keys of known
-    tokens are exact."""
+    """The model's first layer alone: a key depends on its own token and nothing else, so the cached keys of
+    known tokens are exact."""
     return dataclasses.replace(
         model, config=dataclasses.replace(model.config, n_layers=1), layers=model.layers[:1]
     )
@@ -55,8 +44,8 @@ def one_layer(model: Model) -> Model:
 
 def check_refill(model: Model, setup: Setup) -> None:
     """Five requests through two slots answer as they do alone, at the same cost."""
-    texts = prompts(17, 4, 30, 9, 21)
-    together = decode(engine_for(model, setup, 2), setup.numbers, texts)
+    texts = random_prompts(17, 4, 30, 9, 21)
+    together = decode(model, setup, texts, slots=2)
     for index, (text, ours) in enumerate(zip(texts, together, strict=True)):
         engine = engine_for(model, setup)
         engine.add(make_request("alone", text, LENGTH + index, setup.numbers))
@@ -68,25 +57,24 @@ def check_refill(model: Model, setup: Setup) -> None:
 
 
 def check_former_tenant(model: Model, setup: Setup, kept: list[str]) -> None:
-    """What a longer request left behind is not read: it is replaced by NaN, in the cache and in ``kept``.
+    """What a longer request left behind is not read: NaN replaces it, in the cache and in ``kept``.
 
     Args:
-        kept: attributes of the cache policy that hold tensors, ``a.b`` for one of an attribute.
+        kept: attributes of the cache policy that hold lists of tensors, ``a.b`` for one of an attribute.
     """
-    longer, shorter = prompts(33, 8)
-    fresh = decode(engine_for(model, setup), setup.numbers, [shorter])[0]
+    longer, shorter = random_prompts(33, 8)
+    fresh = decode(model, setup, [shorter], engine=engine_for(model, setup))[0]
     engine = engine_for(model, setup)
-    decode(engine, setup.numbers, [longer])
-    tensors = [*engine.decoder.ctx.kv.keys, *engine.decoder.ctx.kv.values]
-    for path in kept:
-        value: Any = engine.method.cache
-        for name in path.split("."):
-            value = getattr(value, name)
-        tensors += value
+    decode(model, setup, [longer], engine=engine)
     with torch.inference_mode():
-        for tensor in tensors:
-            tensor.fill_(float("nan"))
-    again = decode(engine, setup.numbers, [shorter])[0]
+        poison(engine)
+        for path in kept:
+            value: Any = engine.method.cache
+            for name in path.split("."):
+                value = getattr(value, name)
+            for tensor in value:
+                tensor.fill_(float("nan"))
+    again = decode(model, setup, [shorter], engine=engine)[0]
     assert again.ids == fresh.ids
     assert again.log_probs == fresh.log_probs
     assert (again.rows, again.nfe) == (fresh.rows, fresh.nfe)

@@ -13,7 +13,8 @@ from flash_dllm.methods.elastic import ElasticCache
 from flash_dllm.models.layers import Model
 
 from ..goldens.harness import Setup, golden_model, make_request
-from .invariants import FAMILIES, LENGTH, check_former_tenant, check_refill, decode, engine_for, one_layer, prompts
+from .invariants import FAMILIES, LENGTH, check_former_tenant, check_refill, engine_for, one_layer
+from .support import decode, random_prompts
 
 NUMBERS = {"epsilon": 0.5}
 OPTIONS: list[dict[str, Any]] = [
@@ -30,7 +31,9 @@ def model(request: pytest.FixtureRequest, golden_dir: Path) -> Model:
 
 
 @pytest.mark.parametrize(("decoding", "numbers"), [("threshold", NUMBERS), ("greedy", {"steps": 12})])
-def test_a_drift_that_always_fires_equals_no_cache(model: Model, decoding: str, numbers: dict[str, Any]) -> None:
+def test_a_drift_that_always_fires_equals_no_cache(
+    model: Model, decoding: str, numbers: dict[str, Any]
+) -> None:
     texts = random_prompts(17, 9, 30)
     plain = Setup("none", decoding, numbers, {"window": 8}, "window")
     ours = Setup("elastic", decoding, numbers, {"window": 8, "drift": 2.0})
@@ -98,7 +101,8 @@ def test_a_stable_attention_never_drifts(model: Model) -> None:
 def test_the_two_similarities_differ(model: Model) -> None:
     first: list[list[float]] = []
     for similarity in ("heads", "keys"):
-        engine = engine_for(model, Setup("elastic", "threshold", NUMBERS, {"window": 8, "similarity": similarity}))
+        setup = Setup("elastic", "threshold", NUMBERS, {"window": 8, "similarity": similarity})
+        engine = engine_for(model, setup)
         engine.add(make_request("0", random_prompts(17)[0], LENGTH, NUMBERS))
         engine.step()
         engine.step()

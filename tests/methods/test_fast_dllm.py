@@ -11,6 +11,7 @@ import torch
 from flash_dllm.core.method import Method
 from flash_dllm.core.noise import CounterNoise
 from flash_dllm.core.state import Canvas, State
+from flash_dllm.core.step import Vocabulary
 from flash_dllm.core.types import Candidates, Draft
 from flash_dllm.engine.engine import Engine
 from flash_dllm.methods import MethodError, build_method
@@ -18,8 +19,8 @@ from flash_dllm.methods.fast_dllm import DualCache, PrefixCache, Quota
 from flash_dllm.models.layers import Model
 
 from ..goldens.harness import EOS, MASK, VOCAB, Setup, golden_model
-from .invariants import FAMILIES, LENGTH, POSITIONS, check_former_tenant, check_refill, decode, engine_for
-from .invariants import one_layer, prompts, watched
+from .invariants import FAMILIES, LENGTH, POSITIONS, check_former_tenant, check_refill, one_layer, watched
+from .support import decode, random_prompts
 
 THRESHOLD = {"epsilon": 0.5, "block_length": 8}
 RULES: list[tuple[str, dict[str, Any], str | None]] = [
@@ -45,8 +46,6 @@ class _AlwaysDual(DualCache):
 
 
 def with_cache(model: Model, method: Method, cache: PrefixCache | DualCache) -> Engine:
-    from flash_dllm.core.step import Vocabulary
-
     method.cache = cache
     return Engine(model, method, Vocabulary(VOCAB, MASK, (EOS,)), slots=2, positions=POSITIONS)
 
@@ -56,10 +55,11 @@ def test_refreshing_every_step_equals_no_cache(
     model: Model, decoding: str, numbers: dict[str, Any], schedule: str | None
 ) -> None:
     texts = random_prompts(17, 9)
-    plain = decode(model, Setup("none", decoding, numbers, schedule=schedule), texts, slots=2)
+    setup = Setup("none", decoding, numbers, schedule=schedule)
+    plain = decode(model, setup, texts, slots=2)
     for cache in (_AlwaysPrefix(), _AlwaysDual()):
         method = build_method("dual", decoding, family=model.config.family, schedule=schedule)
-        ours = decode(model, plain_setup, texts, engine=with_cache(model, method, cache))
+        ours = decode(model, setup, texts, engine=with_cache(model, method, cache))
         for a, b in zip(plain, ours, strict=True):
             assert (a.ids, a.nfe, a.passes, a.rows) == (b.ids, b.nfe, b.passes, b.rows)
 
@@ -103,7 +103,8 @@ def test_rows_are_counted(model: Model) -> None:
 
 
 def test_the_whole_pass_of_the_code_for_dream_commits_the_first_position(model: Model) -> None:
-    steps, _ = watched(model, Setup("dual", "threshold", THRESHOLD, schedule="blocks-dream-as-released"), random_prompts(20)[0])
+    setup = Setup("dual", "threshold", THRESHOLD, schedule="blocks-dream-as-released")
+    steps, _ = watched(model, setup, random_prompts(20)[0])
     whole = [step for step in steps if step.passes[0].full]
     assert [[m.pos for m in step.commits()] for step in whole] == [[20], [28], [36]]
     assert all(not step.passes[0].extra for step in steps)

@@ -9,7 +9,7 @@ def main() -> None:
     """Entry point of ``flash-dllm``."""
     from flash_dllm.cli.root import app
 
-    # OpenMP threads that spin while they wait slow small models down tenfold where other programs use the cores.
+    # Spinning OpenMP threads slow small models down tenfold where other programs use the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     app()

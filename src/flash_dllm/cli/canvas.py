@@ -15,7 +15,12 @@ from flash_dllm.outputs import Completion, StreamEvent
 from flash_dllm.requests import Job
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the lowest level is underlined as well.
-LEVELS = ((0.95, "#56B4E9", "≥ .95"), (0.8, "#009E73", "≥ .8"), (0.5, "#F0E442", "≥ .5"), (0.0, "underline #E69F00", "< .5"))
+LEVELS = (
+    (0.95, "#56B4E9", "≥ .95"),
+    (0.8, "#009E73", "≥ .8"),
+    (0.5, "#F0E442", "≥ .5"),
+    (0.0, "underline #E69F00", "< .5"),
+)
 MASK = "░"
 GUESS = "italic #999999"
 MASK_STYLE = "#555555"
@@ -51,9 +56,11 @@ class Canvas:
     def render(self) -> RenderableType:
         """Title, canvas, legend and counters."""
         return Panel(
-            Group(self._text(), Text(), legend(), self._counters()), title=Text(self.title), title_align="left",
+            Group(self._text(), Text(), legend(), self._counters()),
+            title=Text(self.title),
+            title_align="left",
             border_style="#777777",
-        )  # fmt: skip
+        )
 
     def _text(self) -> Text:
         job, text = self.job, Text()
@@ -79,7 +86,8 @@ class Canvas:
             return f"{token} "
         if token in self.job.stop_ids:
             return "∎"
-        return tokenizer.decode([token], skip_special=self.job.params.skip_special_tokens).replace("\ufffd", "·")
+        text = tokenizer.decode([token], skip_special=self.job.params.skip_special_tokens)
+        return text.replace("\ufffd", "·")
 
     def _counters(self) -> Text:
         tokens = len(self.committed)
@@ -97,7 +105,8 @@ class Canvas:
 def legend() -> Text:
     """What the colours mean."""
     text = Text()
-    text.append(MASK, MASK_STYLE).append(" mask  ", "#999999").append("guess", GUESS).append("  committed at ", "#999999")
+    text.append(MASK, MASK_STYLE).append(" mask  ", "#999999").append("guess", GUESS)
+    text.append("  committed at ", "#999999")
     for _, style, name in LEVELS:
         text.append(name, style).append(" ")
     return text.append("  ∎ end", "#999999")

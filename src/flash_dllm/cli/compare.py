@@ -17,14 +17,20 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-@app.command(epilog="Options that a method does not read are refused, so give only those that all methods share.")
+@app.command(
+    epilog="Options that a method does not read are refused, so give only those that all methods share."
+)
 @takes_options
 def compare(
     engine: EngineArgs,
     params: SamplingParams,
     methods: Annotated[str, typer.Option(help="comma-separated, as none+threshold,dual+threshold")],
-    prompts: Annotated[Path | None, typer.Option(help="JSON Lines as for generate; 'answer' is checked if there")] = None,
-    tiny: Annotated[int, typer.Option(min=0, help="instead: this many of the bundled model's test problems")] = 0,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON Lines as for generate; 'answer' is checked if there")
+    ] = None,
+    tiny: Annotated[
+        int, typer.Option(min=0, help="instead: this many of the bundled model's test problems")
+    ] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
     json_: Annotated[Path | None, typer.Option("--json", help="write the report here; - is stdout")] = None,
 ) -> None:
@@ -48,7 +54,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run every method on weights that are loaded once."""
     from flash_dllm.cli.measure import accuracy, circumstances, peak_memory, run_jobs, totals, warm_up
-    from flash_dllm.llm import LLM, load
+    from flash_dllm.llm import LLM
+    from flash_dllm.loading import load
     from flash_dllm.methods import split_name
 
     cases = _Cases(prompts, tiny, raw, params)
@@ -117,7 +124,10 @@ def matches(answer: str, text: str) -> bool:
 def _show(report: dict[str, Any]) -> None:
     rows = []
     for r in report["methods"]:
-        right = "" if r["accuracy"] is None else f"{r['accuracy']['accuracy']} ({'-'.join(map(str, r['accuracy']['interval']))})"
+        right = ""
+        if r["accuracy"] is not None:
+            low, high = r["accuracy"]["interval"]
+            right = f"{r['accuracy']['accuracy']} ({low}-{high})"
         rows.append((
             r["method"], right, r["tokens_per_forward"], r["nfe"], r["rows"], r["tokens_per_second"],
             gigabytes(r["memory"]),

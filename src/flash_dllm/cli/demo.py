@@ -12,7 +12,8 @@ from flash_dllm.params import EngineArgs, SamplingParams
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 PROMPTS = (
-    "Tom has 24 apples. He buys 3 boxes with 12 apples each and gives 15 apples to Anna. How many apples does he have now?",
+    "Tom has 24 apples. He buys 3 boxes with 12 apples each and gives 15 apples to Anna. "
+    "How many apples does he have now?",
     "Sort these numbers: 41, 7, 23, 15",
     "Write a Python function that returns the largest number of a list.",
 )
@@ -53,6 +54,5 @@ def _plain(llm: object, job: object, prompt: str) -> None:
 
     typer.echo(f"> {prompt}")
     answer = show(llm, job, prompt, plain=True)
-    typer.echo(
-        f"[{len(answer.token_ids)} tokens in {answer.nfe} passes, {answer.tpf:.2f} a pass, {answer.seconds:.2f} s]\n"
-    )
+    tokens = len(answer.token_ids)
+    typer.echo(f"[{tokens} tokens in {answer.nfe} passes, {answer.tpf:.2f} a pass, {answer.seconds:.2f} s]\n")

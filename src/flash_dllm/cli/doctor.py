@@ -14,7 +14,17 @@ import typer
 from flash_dllm.cli.tables import gigabytes, print_table, write_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "transformers", "pydantic", "typer", "rich")
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "pydantic",
+    "typer",
+    "rich",
+)
 
 
 @app.command()
@@ -36,7 +46,9 @@ def _machine() -> dict[str, str]:
         "flash-dllm": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cpu cores": str(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        ),
         "memory": "unknown" if free is None else f"{gigabytes(free)} free",
     }
 
@@ -52,18 +64,25 @@ def _gpu() -> dict[str, str]:
     import torch
 
     if not torch.cuda.is_available():
-        built = f"this torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build of torch"
+        built = (
+            f"this torch is built for CUDA {torch.version.cuda}"
+            if torch.version.cuda
+            else "a CPU build of torch"
+        )
         return {"gpu": f"none that torch can use ({built})"}
     out = {}
     for index in range(torch.cuda.device_count()):
         props = torch.cuda.get_device_properties(index)
-        out[f"gpu {index}"] = f"{props.name}, {gigabytes(props.total_memory)}, compute {props.major}.{props.minor}"
+        out[f"gpu {index}"] = (
+            f"{props.name}, {gigabytes(props.total_memory)}, compute {props.major}.{props.minor}"
+        )
     return out
 
 
 def _plan() -> dict[str, str]:
     from flash_dllm.cli.models import _installed
-    from flash_dllm.llm import SLOTS, pick_device, pick_dtype
+    from flash_dllm.llm import SLOTS
+    from flash_dllm.loading import pick_device, pick_dtype
     from flash_dllm.models.load import BUNDLED
 
     device = pick_device("auto")

@@ -22,7 +22,9 @@ def eval_tiny(
     params: SamplingParams,
     problems: Annotated[int, typer.Option(min=1, help="problems of each family")] = 20,
     families: Annotated[str | None, typer.Option(help="comma-separated; default all")] = None,
-    split: Annotated[str, typer.Option(help="test (new questions), heldout (new templates too) or dev")] = "test",
+    split: Annotated[
+        str, typer.Option(help="test (new questions), heldout (new templates too) or dev")
+    ] = "test",
     seed_start: Annotated[int, typer.Option(min=0, help="seed of the first problem")] = 0,
     json_: Annotated[Path | None, typer.Option("--json", help="write the report here; - is stdout")] = None,
 ) -> None:
@@ -52,7 +54,12 @@ def _families(names: str | None) -> list[str]:
 
 
 def measure(
-    engine: EngineArgs, params: SamplingParams, families: list[str], problems: int, split: Any, seed_start: int
+    engine: EngineArgs,
+    params: SamplingParams,
+    families: list[str],
+    problems: int,
+    split: Any,
+    seed_start: int,
 ) -> dict[str, Any]:
     """Run the tasks and check the answers."""
     from flash_dllm.cli.measure import accuracy, circumstances, run_jobs, totals
@@ -72,7 +79,8 @@ def measure(
     for family in (*families, "all"):
         mine = [i for i, sample in enumerate(samples) if family in (sample.family, "all")]
         report["families"][family] = {
-            **accuracy([verdicts[i] for i in mine]), **totals([run.outputs[i] for i in mine])
+            **accuracy([verdicts[i] for i in mine]),
+            **totals([run.outputs[i] for i in mine]),
         }
     tokens = report["families"]["all"]["answer_tokens"]
     report["tokens_per_second"] = round(tokens / run.seconds, 1)
@@ -85,7 +93,7 @@ def _show(report: dict[str, Any]) -> None:
         low, high = r["interval"]
         rows.append((family, r["n"], r["accuracy"], f"{low}-{high}", r["tokens_per_forward"], r["nfe"]))
     title = (
-        f"{report['model']}, {report['method']}, {report['split']} questions from seed {report['seed_start']}, "
+        f"{report['model']}, {report['method']}, {report['split']} from seed {report['seed_start']}, "
         f"{report['dtype']} on {report['device_name']}, {report['slots']} slots"
     )
     print_table(title, ("family", "n", "right %", "95 % interval", "tokens a pass", "passes"), rows)

@@ -1,4 +1,4 @@
-"""Command line options made from the pydantic models of ``flash_dllm.params``, so that the two cannot drift."""
+"""Command line options made from the pydantic models of ``flash_dllm.params``: the two cannot drift."""
 
 from __future__ import annotations
 
@@ -38,14 +38,33 @@ def flag(name: str) -> str:
 
 def takes_options(func: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command every option; it receives them validated, as ``engine`` and ``params``."""
-    own = [p for p in inspect.signature(func, eval_str=True).parameters.values() if p.name not in ("engine", "params")]
+    own = [
+        p
+        for p in inspect.signature(func, eval_str=True).parameters.values()
+        if p.name not in ("engine", "params")
+    ]
     known = fields()
     shared = [
-        _parameter("method", str, typer.Option(None, "--method", help="cache+decoding in one word, as none+threshold")),
-        _parameter("option", list[str], typer.Option(
-            None, "--option", "-o", metavar="NAME=VALUE", help="option of the method's constructor; repeatable")),
-        _parameter("config", Path, typer.Option(None, "--config", help="YAML file of options; flags win over it")),
-    ]  # fmt: skip
+        _parameter(
+            "method",
+            str,
+            typer.Option(None, "--method", help="cache+decoding in one word, as none+threshold"),
+        ),
+        _parameter(
+            "option",
+            list[str],
+            typer.Option(
+                None,
+                "--option",
+                "-o",
+                metavar="NAME=VALUE",
+                help="option of the method's constructor; repeatable",
+            ),
+        ),
+        _parameter(
+            "config", Path, typer.Option(None, "--config", help="YAML file of options; flags win over it")
+        ),
+    ]
 
     @wraps(func)
     def call(**values: Any) -> Any:
@@ -120,7 +139,7 @@ def _from_field(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _kind(annotation: Any) -> tuple[Any, tuple[str, ...]]:
-    """The type a flag parses to, and the words it may be. Values are checked by the model, not by the flag."""
+    """The type a flag parses to, and the words it may be. The model checks values, not the flag."""
     parts = [a for a in get_args(annotation) if a is not type(None)]
     if type(None) in get_args(annotation) and get_origin(annotation) is not Literal:
         return _kind(parts[0] if len(parts) == 1 else Union[tuple(parts)])  # noqa: UP007

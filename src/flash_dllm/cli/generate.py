@@ -18,17 +18,25 @@ from flash_dllm.params import EngineArgs, SamplingParams
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(epilog="Many prompts: generate --file prompts.jsonl --output answers.jsonl; run it again to resume.")
+@app.command(
+    epilog="Many prompts: generate --file prompts.jsonl --output answers.jsonl; run it again to resume."
+)
 @takes_options
 def generate(
     engine: EngineArgs,
     params: SamplingParams,
     prompt: Annotated[str | None, typer.Argument(help="text; - or nothing reads stdin")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="text of one prompt, or .jsonl of many")] = None,
-    output: Annotated[Path | None, typer.Option(help="JSON Lines of answers; ids already there are skipped")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="text of one prompt, or .jsonl of many")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="JSON Lines of answers; ids already there are skipped")
+    ] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="input is JSON Lines, whatever its name")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template: continue the text as it is")] = False,
-    infill: Annotated[bool, typer.Option("--infill", help="fill {{8}} (8 tokens) and {{<=8}} (at most 8)")] = False,
+    infill: Annotated[
+        bool, typer.Option("--infill", help="fill {{8}} (8 tokens) and {{<=8}} (at most 8)")
+    ] = False,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="the prompt is token ids: 12,7,301")] = False,
     json_: Annotated[bool, typer.Option("--json", help="the whole output as one line of JSON")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="no live canvas, text as it becomes stable")] = False,
@@ -40,7 +48,7 @@ def generate(
     """
     many = jsonl or (file is not None and file.suffix == ".jsonl")
     if many:
-        if prompt is not None and prompt != "-" or infill or token_ids:
+        if (prompt is not None and prompt != "-") or infill or token_ids:
             raise UsageError("JSON Lines name prompt, template or prompt_token_ids themselves")
         _many(engine, params, file, output, raw, trace)
         return
@@ -59,7 +67,13 @@ def _value(text: str, token_ids: bool) -> Any:
 
 
 def _one(
-    engine: EngineArgs, params: SamplingParams, value: Any, raw: bool, infill: bool, json_: bool, plain: bool,
+    engine: EngineArgs,
+    params: SamplingParams,
+    value: Any,
+    raw: bool,
+    infill: bool,
+    json_: bool,
+    plain: bool,
     trace: Path | None,
 ) -> None:
     if not value:
@@ -108,7 +122,12 @@ def _shown(answer: Any) -> str:
 
 
 def _many(
-    engine: EngineArgs, params: SamplingParams, file: Path | None, output: Path | None, raw: bool, trace: Path | None
+    engine: EngineArgs,
+    params: SamplingParams,
+    file: Path | None,
+    output: Path | None,
+    raw: bool,
+    trace: Path | None,
 ) -> None:
     items = read_items(file, params)
     done = finished_ids(output) if output else set()

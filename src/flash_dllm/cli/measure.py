@@ -1,4 +1,4 @@
-"""Running a set of prompts over a method and counting honestly: answer tokens up to the first stop token only."""
+"""Running prompts over a method and counting honestly: answer tokens up to the first stop token only."""
 
 from __future__ import annotations
 
@@ -83,12 +83,18 @@ def circumstances(llm: LLM) -> dict[str, Any]:
     import flash_dllm
 
     device = llm.loaded.model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} CPU threads"
+    )
     return {
         "model": llm.loaded.name, "device": str(device), "device_name": name,
         "dtype": str(llm.loaded.model.dtype).removeprefix("torch."), "slots": llm.max_num_seqs,
         "versions": {
-            "flash_dllm": flash_dllm.__version__, "torch": torch.__version__, "python": platform.python_version()
+            "flash_dllm": flash_dllm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
         },
         "counting": "answer tokens up to the first stop token, without it; every forward pass counts",
     }  # fmt: skip

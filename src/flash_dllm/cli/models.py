@@ -22,12 +22,16 @@ KNOWN = (
 
 @app.command()
 def models(
-    checkpoint: Annotated[str | None, typer.Argument(help="folder, hub id or bundled name to look into")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="folder, hub id or bundled name to look into")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a hub id")] = None,
     dtype: Annotated[str, typer.Option(help="to compute in; auto is the checkpoint's own")] = "auto",
     device: Annotated[str, typer.Option(help="where it should fit")] = "auto",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="canvases at the same time")] = 8,
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="longest canvas; default the model's")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="longest canvas; default the model's")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """What is supported; with a checkpoint: its parameters, the memory it needs, whether it fits.
@@ -47,7 +51,10 @@ def models(
 def _supported(json_: bool) -> None:
     from flash_dllm.models.load import BUNDLED
 
-    rows = [(name, "bundled" if _installed(name) else "bundled, but not in this installation", "") for name in BUNDLED]
+    rows = [
+        (name, "bundled" if _installed(name) else "bundled, but not in this installation", "")
+        for name in BUNDLED
+    ]
     rows += [(name, family, use) for name, family, use in KNOWN]
     if json_:
         write_json(Path("-"), [{"name": n, "family": f, "use": u} for n, f, u in rows])
@@ -58,7 +65,8 @@ def _supported(json_: bool) -> None:
 
 
 def _installed(name: str) -> bool:
-    from flash_dllm.models.load import ModelError, resolve
+    from flash_dllm.models.config import ModelError
+    from flash_dllm.models.load import resolve
 
     try:
         return (resolve(name) / "model.safetensors").exists()
@@ -69,7 +77,8 @@ def _installed(name: str) -> bool:
 def _inspect(
     checkpoint: str, revision: str | None, dtype: str, device: str, slots: int, length: int | None
 ) -> dict[str, Any]:
-    from flash_dllm.llm import LONGEST, pick_device
+    from flash_dllm.llm import LONGEST
+    from flash_dllm.loading import pick_device
     from flash_dllm.models import ModelConfig, inspect_checkpoint, memory_estimate
     from flash_dllm.models.load import DTYPES
 
@@ -117,7 +126,10 @@ def _show(facts: dict[str, Any]) -> None:
         ("positions", f"{config['max_positions']:,}"),
         ("stored", stored or "unknown until fetched"),
         ("weights", f"{gigabytes(need['weights'])} in {facts['compute_dtype']}"),
-        ("keys, values", f"{gigabytes(need['kv_cache'])} for {facts['max_num_seqs']} x {facts['max_model_len']:,}"),
+        (
+            "keys, values",
+            f"{gigabytes(need['kv_cache'])} for {facts['max_num_seqs']} x {facts['max_model_len']:,}",
+        ),
         ("activations", f"at most {gigabytes(need['activations'])}"),
         ("total", gigabytes(need["total"])),
     ]

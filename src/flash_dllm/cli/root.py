@@ -51,13 +51,20 @@ class Root(TyperGroup):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def main(
-        self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any,
-        standalone_mode: bool = True, **extra: Any,
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
     ) -> Any:
         words, debug = _take_debug(list(sys.argv[1:] if args is None else args))
         warnings.showwarning = lambda message, *_, **__: typer.echo(f"flash-dllm: note: {message}", err=True)
         try:
-            code = super().main(words or ["--help"], "flash-dllm", *rest, standalone_mode=False, **extra)
+            code = super().main(
+                words or ["--help"], "flash-dllm", complete_var, False, windows_expand_args, **extra
+            )
         except (Exception, KeyboardInterrupt) as exc:
             code = report(exc, debug)
         code = code if isinstance(code, int) else 0

@@ -314,3 +314,41 @@ def classroom(d: Draw) -> Numbers:
         (kids * e, "-", f),
         (kids * e - f, "+", g),
     ]
+
+
+@kind(
+    train=(
+        "{N} has {a} boxes of {b} {u} and buys {c} more. {e} of them are lost. {N} shares the rest among "
+        "{f} children, and each child gives {g} {u} away. How many {u} do the children keep together?",
+        "There are {a} boxes with {b} {u} each in a school, and {c} {u} more arrive. After {e} {u} are taken "
+        "away, the rest is shared by {f} children. Each of them loses {g}. How many {u} do they have in all?",
+        "{N} packs {b} {u} into each of {a} boxes and adds {c} {u}. {M} takes {e}. The others go to {f} children "
+        "in equal parts, and every child uses {g} of them. How many {u} are left with the children?",
+    ),
+    held=(
+        "{f} children share what {N} has in equal parts: {a} boxes of {b} {u} and {c} single ones, without the {e} "
+        "that {M} took. When each child has spent {g}, how many {u} are there among the children?",
+    ),
+    lines=(
+        "[the boxes|they] [hold|contain|have] {E} {u}[| in total| in all].",
+        "[there are|that makes|we get] {E} {u} [with the others|with the new ones|then].",
+        "[there are|that leaves|we have] {E} {u} [left|to share|after that].",
+        "[each child|every child] [gets|receives|takes] {E} {u}[| of them].",
+        "[each child|every child] [keeps|has|holds] {E} {u}[| now| after that].",
+        "[the children|they] [have|keep|hold] {E} {u} [together|in all|in total].",
+    ),
+    end="[the children|they] [have|keep] {A} {u}",
+)
+def sharing(d: Draw) -> Numbers:
+    a, b, c, f = d.between(2, 6), d.between(5, 12), d.between(3, 20), d.between(2, 5)
+    stock = a * b + c
+    part = d.between(2, (stock - 1) // f)
+    e, g = stock - f * part, d.between(1, part - 1)
+    return {"a": a, "b": b, "c": c, "e": e, "f": f, "g": g}, [
+        (a, "*", b),
+        (a * b, "+", c),
+        (stock, "-", e),
+        (stock - e, "/", f),
+        (part, "-", g),
+        (part - g, "*", f),
+    ]

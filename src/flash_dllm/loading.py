@@ -1,0 +1,67 @@
+"""A checkpoint with all that belongs to it: weights, tokenizer and the defaults that its files name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flash_dllm.models.config import ModelConfig, ModelError
+from flash_dllm.models.layers import Model
+from flash_dllm.models.load import load_model, resolve
+from flash_dllm.models.tokenizer import Tokenizer, load_generation_defaults, load_tokenizer, stop_ids
+from flash_dllm.params import EngineArgs
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in memory; several :class:`LLM` may share one."""
+
+    name: str
+    model: Model
+    tokenizer: Tokenizer | None
+    stop_ids: tuple[int, ...]
+    max_tokens: int | None
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+
+def pick_device(name: str) -> str:
+    """``auto`` takes the CUDA GPU if there is one, else the CPU."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def pick_dtype(name: str, device: str) -> str:
+    """``auto`` is the checkpoint's own dtype, on the CPU float32, which gives the same answers everywhere."""
+    return "float32" if name == "auto" and device.startswith("cpu") else name
+
+
+def load(args: EngineArgs) -> Loaded:
+    """Load weights and tokenizer.
+
+    Raises:
+        ModelError: the checkpoint is missing, broken, not supported or no masked diffusion model.
+    """
+    device = pick_device(args.device)
+    folder = resolve(args.model, args.revision)
+    model = load_model(args.model, args.revision, pick_dtype(args.dtype, device), device)
+    if model.config.mask_id is None or model.config.causal:
+        raise ModelError(
+            f"{args.model}: a left-to-right model ({model.config.family}), not a masked diffusion model"
+        )
+    given = args.chat_template
+    # Jinja that writes anything has a brace in it; the name of a file hardly ever does.
+    template = given if given is None or "{" in given else Path(given)
+    tokenizer = load_tokenizer(folder, template)
+    defaults = load_generation_defaults(folder)
+    max_tokens = defaults.get("max_new_tokens")
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        raise ModelError(
+            f"{folder / 'generation_config.json'}: max_new_tokens = {max_tokens!r}: must be positive"
+        )
+    return Loaded(args.model, model, tokenizer, stop_ids(model.config, tokenizer, defaults), max_tokens)
