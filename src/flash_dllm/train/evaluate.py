@@ -30,7 +30,7 @@ class Setting:
     name: str
     block: int = 32
     threshold: float = 0.9
-    length: int = 160
+    length: int = 192
 
 
 SETTINGS = (

@@ -136,12 +136,12 @@ def config(shape: Shape) -> dict[str, Any]:
 
 
 def generation_config(shape: Shape) -> dict[str, Any]:
-    """generation_config.json: stop at EOS and EoT, 160 new tokens, blocks of 32, confidence threshold 0.9."""
+    """generation_config.json: stop at EOS and EoT, 192 new tokens, blocks of 32, confidence threshold 0.9."""
     values: dict[str, Any] = {
         "bos_token_id": BOS,
         "eos_token_id": [EOS, EOT],
         "pad_token_id": EOS,
-        "max_new_tokens": 160,
+        "max_new_tokens": 192,
         "temperature": 0.0,
     }
     if not shape.causal:
