@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.checkpoints import write_checkpoint
+from tests.commands import Run, run_command
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,6 +41,12 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same without a tokenizer."""
     return write_checkpoint(tmp_path_factory.mktemp("models") / "bare", text=False, max_new_tokens=None)
+
+
+@pytest.fixture
+def run() -> Run:
+    """``run("generate", "-m", folder, stdin="text")`` runs a command in this process."""
+    return run_command
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "flash_dllm"
-SURFACE = {"llm", "loading", "requests", "results", "options", "loop", "infill", "progress"}
+SURFACE = {"llm", "loading", "requests", "results", "options", "loop", "stream", "infill", "progress"}
 LEAVES = {"params", "outputs", "trace", "errors"}
 ALLOWED = {
     "params": set(),
@@ -24,7 +24,7 @@ ALLOWED = {
     "engine": {"core", "methods", "kernels", "models", "errors"},
     **{
         name: {"engine", "methods", "core", "models", *SURFACE, *LEAVES}
-        for name in ("llm", "loading", "requests", "results", "options", "loop")
+        for name in ("llm", "loading", "requests", "results", "options", "loop", "stream")
     },
     "train": {"models", "kernels", "errors"},
     "cli": {"engine", "methods", "models", "train", "core", *SURFACE, *LEAVES},

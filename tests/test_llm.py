@@ -230,6 +230,7 @@ def test_constructor_refusals(chat_folder: Path, golden_dir: Path) -> None:
         ({"max_model_len": 100000}, "max_model_len=100000"),
         ({"preset": "gsm8k"}, "preset"),
         ({"device": "cuda:99"}, "cuda:99"),
+        ({"device": "gpu"}, "'gpu': unknown"),
         ({"revision": "main"}, "revision"),
     ):
         with pytest.raises(FlashDLLMError, match=message):

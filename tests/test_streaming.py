@@ -101,6 +101,7 @@ def test_a_stream_and_a_batch_share_the_engine(llm: LLM) -> None:
     events += list(stream)
     assert between.text == alone[1].text
     assert "".join(e.text for e in events) == alone[0].text
+    assert sum(len(e.positions) for e in events) == 20
     assert llm.engine.idle
 
 

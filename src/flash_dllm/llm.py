@@ -23,7 +23,8 @@ from flash_dllm.models.tokenizer import Tokenizer
 from flash_dllm.outputs import RequestOutput, StreamEvent
 from flash_dllm.params import EngineArgs, SamplingParams
 from flash_dllm.requests import Builder, Job, Message, Prompt, prompt_list
-from flash_dllm.results import GrowingText, completion, raw_text
+from flash_dllm.results import completion, raw_text
+from flash_dllm.stream import watch
 from flash_dllm.trace import TraceWriter
 
 LONGEST = 4096
@@ -77,22 +78,13 @@ class LLM:
         seed: int = 0,
         **method_options: Any,
     ) -> None:
-        args = EngineArgs.model_validate(
-            {
-                "model": str(model),
-                "cache": cache,
-                "decoding": decoding,
-                "dtype": dtype,
-                "device": device,
-                "max_num_seqs": max_num_seqs,
-                "max_model_len": max_model_len,
-                "preset": preset,
-                "revision": revision,
-                "chat_template": None if chat_template is None else str(chat_template),
-                "seed": seed,
-                "options": method_options,
-            }
-        )
+        values: dict[str, Any] = {
+            "model": str(model), "cache": cache, "decoding": decoding, "dtype": dtype, "device": device,
+            "max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "preset": preset,
+            "revision": revision, "chat_template": None if chat_template is None else str(chat_template),
+            "seed": seed, "options": method_options,
+        }  # fmt: skip
+        args = EngineArgs.model_validate(values)
         self._start(load(args), args)
 
     @classmethod
@@ -231,36 +223,7 @@ class LLM:
 
     def watch(self, job: Job) -> Iterator[StreamEvent]:
         """Run one job and report every step."""
-        if len(job.requests) != 1:
-            raise RequestError(f"n={job.params.n}: a stream has one answer")
-        loop, request = self._loop, job.requests[0]
-        growing = GrowingText(job, self.tokenizer) if self.tokenizer and job.parts is None else None
-        nfe = 0
-        loop.submit(job, watch=True)
-        try:
-            while request.id not in loop.finished:
-                loop.step()
-                steps, loop.seen[request.id] = loop.seen[request.id], []
-                for seen in steps:
-                    nfe += len(seen.passes)
-                    live = growing is not None and request.id not in loop.finished
-                    text = growing.push(self.engine.answer_prefix(seen.slot)) if growing and live else ""
-                    marks = seen.commits()
-                    yield StreamEvent(
-                        request.id,
-                        text,
-                        [m.pos for m in marks],
-                        [m.token for m in marks],
-                        [m.confidence for m in marks],
-                        [(m.pos, m.token, m.confidence) for m in seen.marks if m.state == "guess"],
-                        seen.step + 1,
-                        nfe,
-                    )
-            answer = self._collect(job).outputs[0]
-            rest = growing.rest(answer.text) if growing else answer.text
-            yield StreamEvent(request.id, rest, step=answer.steps, nfe=answer.nfe, output=answer)
-        finally:
-            loop.drop(job)
+        return watch(self._loop, job, self.tokenizer, self.mask_id)
 
     def as_completed(self, jobs: Sequence[Job]) -> Iterator[tuple[int, RequestOutput]]:
         """Run jobs together; gives (index, output) of each as soon as all its answers are there."""
@@ -286,7 +249,7 @@ class LLM:
         header = {
             "model": self.loaded.name,
             "method": self.method.name,
-            "params": self.args.model_dump(mode="json", exclude_defaults=True),
+            "params": self.args.model_dump(exclude_defaults=True),
             "device": str(model.device),
             "dtype": str(model.dtype).removeprefix("torch."),
             "slots": self.max_num_seqs,

@@ -30,10 +30,20 @@ class Loaded:
 
 
 def pick_device(name: str) -> str:
-    """``auto`` takes the CUDA GPU if there is one, else the CPU."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """``auto`` takes the CUDA GPU if there is one, else the CPU.
+
+    Raises:
+        ModelError: no such kind of device, or not on this machine.
+    """
+    here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return "cuda" if here["cuda"] else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in here:
+        raise ModelError(f"device = {name!r}: unknown, only auto, {', '.join(here)}")
+    if not here[kind]:
+        raise ModelError(f"device = {name!r}: not available on this machine or in this build of torch")
+    return name
 
 
 def pick_dtype(name: str, device: str) -> str:

@@ -66,8 +66,8 @@ class Completion:
 class RequestOutput:
     """A prompt and its answers.
 
-    ``canvas_ids`` are the ids of the whole canvas of the first answer, prompt included. ``prompt`` is the text
-    as it was given (None for token ids), for a chat the rendered conversation.
+    ``canvas_ids`` are the ids of the whole canvas of the first answer, prompt included. ``prompt`` is the
+    text as it was given (None for token ids), for a chat the rendered conversation.
     """
 
     request_id: str

@@ -16,8 +16,8 @@ AcceptRule = Literal["product", "paper"]
 class SamplingParams(BaseModel):
     """Options of one request.
 
-    Fields that are left out take the default of the model (``max_tokens``) or of the decoding method; giving a
-    field that the method does not read is an error (a neutral value such as ``temperature=0`` is none).
+    Fields that are left out take the default of the model (``max_tokens``) or of the decoding method; giving
+    a field that the method does not read is an error (a neutral value such as ``temperature=0`` is none).
     ``seed``: a request's noise depends on its seed, the step and the position only, never on the clock, so
     without a seed the answer is the same every time. With ``n`` answers the seeds are seed, seed + 1, ...
     """

@@ -1,7 +1,7 @@
 """The event log: what happened in every step, as JSON Lines, for players, plots and tests (docs/trace.md).
 
-Line 1 is the header. Then, in order of time: ``request`` (a canvas was submitted), ``tokens`` (text of ids not
-seen before), ``step`` (one step of one request) and ``end``. A position that no mark has named holds MASK.
+Line 1 is the header. Then, in order of time: ``request`` (a canvas was submitted), ``tokens`` (text of ids
+not seen before), ``step`` (one step of one request) and ``end``. A position without a mark so far holds MASK.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def ranges(positions: Iterable[int]) -> list[list[int]]:
 class TraceWriter:
     """Writes a log.
 
-    A pass has ``kind`` ("denoise" or "verify"), ``full`` (every position was recomputed), ``rows`` (positions
-    recomputed, as [start, end) pairs) and ``extra`` ([position, token, rank] of rows beside the canvas: views,
-    branches, readers). A mark is ``[position, token, confidence, state]`` with a state of :data:`STATES`.
+    A pass has ``kind`` ("denoise" or "verify"), ``full`` (every position was recomputed), ``rows``
+    (positions recomputed, as [start, end) pairs) and ``extra`` ([position, token, rank] of rows beside the
+    canvas: views, branches, readers). A mark is ``[position, token, confidence, state]`` with a state of
+    :data:`STATES`.
 
     Args:
         file: open text file, which the caller closes.
@@ -97,8 +98,13 @@ class TraceWriter:
             self._write("tokens", text={str(i): self._text(i) for i in sorted(new)})
 
     def _write(self, event: str, **fields: Any) -> None:
+        # An option may be an object, such as a guide; its name will do.
         line = json.dumps(
-            {"event": event, **fields}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+            {"event": event, **fields},
+            ensure_ascii=False,
+            allow_nan=False,
+            separators=(",", ":"),
+            default=str,
         )
         self._file.write(line + "\n")
         self._file.flush()

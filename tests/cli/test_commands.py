@@ -14,8 +14,7 @@ import pytest
 from flash_dllm.cli.fields import SKIP, flag
 from flash_dllm.cli.root import COMMANDS
 from flash_dllm.params import EngineArgs, SamplingParams
-
-from .conftest import Run
+from tests.commands import Run
 
 HEAVY = ("torch", "transformers", "pydantic", "rich", "tokenizers", "numpy")
 

@@ -15,8 +15,7 @@ import pytest
 from flash_dllm import LLM, SamplingParams
 from flash_dllm.trace import read_trace
 from tests.checkpoints import config, write_checkpoint
-
-from .conftest import Run
+from tests.commands import Run
 
 
 def lines(path: Path) -> list[dict]:  # type: ignore[type-arg]

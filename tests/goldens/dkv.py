@@ -23,7 +23,10 @@ Step = dict[str, Any]
 
 
 HIDDEN_TOP_K = 50
-"""The published Dream code inherits top_k = 50 from transformers' GenerationConfig; the traces do not name it."""
+"""The traces do not name it, but only with top_k of transformers' GenerationConfig do the entropies rank so.
+
+The confidences they list are those of the whole distribution.
+"""
 
 
 class PlannedNoise(CounterNoise):
@@ -154,7 +157,8 @@ def run_freecache(model: Model, trace: dict[str, Any]) -> None:
     frozen = 0
     for ours, theirs in zip(seen, trace["steps"], strict=True):
         start, end = theirs["computed"]
-        assert end == total and fed(ours.step, total) == list(range(start, end)), f"step {theirs['step']}: rows"
+        where = f"step {theirs['step']}"
+        assert end == total and fed(ours.step, total) == list(range(start, end)), f"{where}: rows"
         # What is not fed is exactly what the steps before have frozen.
         assert start == theirs["cached"][1] == frozen
         frozen = theirs["frozen_after"]

@@ -9,8 +9,8 @@ from flash_dllm.models.layers import Model
 
 from .delta import run_dllm_cache, run_dynamic_dllm
 from .dkv import run_dkv, run_freecache, run_guided
-from .flash import run_flash
 from .elastic import run_elastic
+from .flash import run_flash
 from .freedave import run_freedave
 
 Runner = Callable[[Model, dict[str, Any]], None]

@@ -15,9 +15,15 @@ from flash_dllm.models.layers import Model
 
 from ..goldens.harness import Setup, build_engine, golden_model
 from .invariants import (
-    FAMILIES, LENGTH, POSITIONS, check_former_tenant, check_refill, decode, engine_for, one_layer, prompts,
+    FAMILIES,
+    LENGTH,
+    POSITIONS,
+    check_former_tenant,
+    check_refill,
+    one_layer,
     watched,
 )  # fmt: skip
+from .support import decode, random_prompts
 
 GREEDY = {"steps": 12, "block_length": 8}
 PLAIN = {"llada": ("greedy", GREEDY), "dream": ("entropy", {"steps": 12})}
@@ -50,8 +56,8 @@ def same(model: Model, ours: Setup, plain: Setup, texts: list[list[int]], rows: 
     def engine(setup: Setup) -> Engine:
         return build_engine(model, setup, slots=2, positions=POSITIONS, noise=FixedOrder())
 
-    want = decode(engine(plain), plain.numbers, texts)
-    for a, b in zip(decode(engine(ours), ours.numbers, texts), want, strict=True):
+    want = decode(model, plain, texts, engine=engine(plain))
+    for a, b in zip(decode(model, ours, texts, engine=engine(ours)), want, strict=True):
         assert (a.ids, a.nfe, a.passes) == (b.ids, b.nfe, b.passes)
         assert a.rows == b.rows if rows else a.rows < b.rows
 
@@ -59,19 +65,25 @@ def same(model: Model, ours: Setup, plain: Setup, texts: list[list[int]], rows: 
 @pytest.mark.parametrize("cache", ["dkv-decode", "dkv-pd"])
 @pytest.mark.parametrize("shift_type", ["un", "un_right"])
 def test_refreshed_every_step_equals_no_cache(model: Model, cache: str, shift_type: str) -> None:
-    # The prompt of pd is never refreshed; one of a single token in front of a shifted model holds nothing back.
+    # The prompt of pd is never refreshed; one token before a shifted model's answer holds nothing back.
     lengths = (17, 9, 30) if cache == "dkv-decode" else (0, 0)
     if model.config.shift and cache == "dkv-pd":
         lengths = (1, 1)
     options = {"refresh": 1, "shift_type": shift_type}
-    same(model, setup_of(model, cache, options), setup_of(model, "none", {}), prompts(*lengths), rows=True)
+    same(
+        model,
+        setup_of(model, cache, options),
+        setup_of(model, "none", {}),
+        random_prompts(*lengths),
+        rows=True,
+    )
 
 
 def test_decode_runs_with_thresholds_and_windows(model: Model) -> None:
     numbers = {"epsilon": 0.5, "block_length": 8}
     for schedule in ("blocks", "window"):
         ours = Setup("dkv-decode", "threshold", numbers, {"refresh": 1}, schedule)
-        same(model, ours, Setup("none", "threshold", numbers, {}, schedule), prompts(17, 9), rows=True)
+        same(model, ours, Setup("none", "threshold", numbers, {}, schedule), random_prompts(17, 9), rows=True)
 
 
 @pytest.mark.parametrize("cache", ["dkv-decode", "dkv-pd", "dkv-prefill"])
@@ -79,7 +91,9 @@ def test_cached_keys_of_one_layer_are_exact(model: Model, cache: str) -> None:
     # un freezes rows whose own token is still MASK.
     options = {"shift_type": "un_right"} if cache != "dkv-prefill" else {}
     small = one_layer(model)
-    same(small, setup_of(model, cache, options), setup_of(model, "none", {}), prompts(17, 9), rows=False)
+    same(
+        small, setup_of(model, cache, options), setup_of(model, "none", {}), random_prompts(17, 9), rows=False
+    )
 
 
 @pytest.mark.parametrize(("refresh", "window", "rows"), [(1, 4, True), (2, 0, False), (5, 3, False)])
@@ -87,13 +101,13 @@ def test_greedy_in_one_layer_is_random_in_the_same_order(
     model: Model, refresh: int, window: int, rows: bool
 ) -> None:
     ours = Setup("dkv-greedy", "random", GREEDY, {"refresh": refresh, "window": window})
-    same(one_layer(model), ours, Setup("none", "random", GREEDY), prompts(17, 9, 30), rows)
+    same(one_layer(model), ours, Setup("none", "random", GREEDY), random_prompts(17, 9, 30), rows)
     if refresh == 1:
-        same(model, ours, Setup("none", "random", GREEDY), prompts(17, 9, 30), rows)
+        same(model, ours, Setup("none", "random", GREEDY), random_prompts(17, 9, 30), rows)
 
 
 def test_rows_of_a_step(golden_dir: Path) -> None:
-    model, (text,) = golden_model(golden_dir / "llada-tiny"), prompts(17)
+    model, (text,) = golden_model(golden_dir / "llada-tiny"), random_prompts(17)
     ours = Setup("dkv-greedy", "random", {"steps": 24, "block_length": 24}, {"refresh": 24, "window": 2})
     steps, ended = watched(model, ours, text)
     counts = [len(s.passes[0].positions) for s in steps]
@@ -124,10 +138,8 @@ def test_batches_and_slots_of_greedy(model: Model) -> None:
 
 def test_order_of_greedy_follows_the_seed(model: Model) -> None:
     setup = Setup("dkv-greedy", "random", GREEDY)
-    texts = prompts(17)
-    first, second, again = (
-        decode(engine_for(model, setup), {**GREEDY, "seed": s}, texts)[0].passes for s in (1, 2, 1)
-    )
+    texts = random_prompts(17)
+    first, second, again = (decode(model, setup, texts, numbers=[{"seed": s}])[0].passes for s in (1, 2, 1))
     assert first == again != second
 
 

@@ -34,7 +34,8 @@ def one_token(cache: str, schedule: str, block: int = 8) -> Setup:
 def freedave(
     cache: str, schedule: str, numbers: dict[str, Any] | None = None, draft_steps: int | None = None
 ) -> Setup:
-    return Setup(cache, "freedave", {"block_length": 8, **(numbers or {})}, {"draft_steps": draft_steps}, schedule)
+    numbers = {"block_length": 8, **(numbers or {})}
+    return Setup(cache, "freedave", numbers, {"draft_steps": draft_steps}, schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

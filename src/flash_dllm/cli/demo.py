@@ -12,10 +12,10 @@ from flash_dllm.params import EngineArgs, SamplingParams
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 PROMPTS = (
-    "Tom has 24 apples. He buys 3 boxes with 12 apples each and gives 15 apples to Anna. "
-    "How many apples does he have now?",
-    "Sort these numbers: 41, 7, 23, 15",
-    "Write a Python function that returns the largest number of a list.",
+    "There are 4 rows of 12 chairs. Karl removes 15 old chairs and brings 20 new ones. "
+    "How many chairs are there now?",
+    "Write a Python function compute(n) that tells if n is larger than 12.",
+    "Write a letter from Leo to Clara about a visit to the library.",
 )
 
 

@@ -16,14 +16,18 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, show_header=any(columns))
     for index, column in enumerate(columns):
         numeric = all(isinstance(row[index], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    # A pipe has no width: nothing is wrapped or cut for it.
+    console = Console() if sys.stdout.isatty() else Console(width=1000)
+    console.print(Text(title, "bold"))
+    console.print(table)
 
 
 def _cell(value: Any) -> str:

@@ -14,8 +14,8 @@ from flash_dllm.models.config import ModelConfig
 class KVCache:
     """Keys and values of every slot.
 
-    Place 0 of a slot is the trash place, places 1 .. ``base - 1`` are scratch, place ``base + pos`` belongs to
-    position ``pos``. Keys are stored rotated.
+    Place 0 of a slot is the trash place, places 1 .. ``base - 1`` are scratch, place ``base + pos`` belongs
+    to position ``pos``. Keys are stored rotated. Only scratch places are ever added later (:meth:`reserve`).
 
     Attributes:
         keys, values: a tensor a layer, [S, P, Hkv, D].
@@ -30,7 +30,7 @@ class KVCache:
     def allocate(
         cls, config: ModelConfig, slots: int, positions: int, scratch: int, like: Tensor
     ) -> KVCache:
-        """Allocate for ``slots`` canvases of ``positions`` with ``scratch`` extra places, dtype of ``like``."""
+        """Allocate ``slots`` canvases of ``positions`` with ``scratch`` extra places, dtype of ``like``."""
         shape = (slots, 1 + scratch + positions, config.n_kv_heads, config.head_dim)
 
         def tensors() -> list[Tensor]:

@@ -16,9 +16,12 @@ no greedy: those are ours.
 
 Defaults: LLaDA decode ``refresh`` 8, greedy ``refresh`` 2 and ``window`` 4 (0 in some tables), zero-shot
 tasks, length 128, block 64; Dream ``refresh`` 4, ``un``: GSM8K 8-shot length 256, MBPP 3-shot and HumanEval
-length 512. Cost a step between refreshes, m masks, n commits a step: decode m + n rows, greedy n (2 +
-window), prefill N (the answer), pd m + n; the pass reads every cached key; nothing is stored beside K and V
-(greedy: 4 bytes a position).
+length 512. The released Dream runs keep the 50 most probable tokens (``top_k`` 50, transformers' default) in
+what ranks candidates; here that is the request's ``top_k``, off by default.
+
+Cost a step between refreshes, m masks, n commits a step: decode m + n rows, greedy n (2 + window), prefill N
+(the answer), pd m + n; the pass reads every cached key; nothing is stored beside K and V (greedy: 4 bytes a
+position).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Dream's decoding (arXiv 2508.15487, ``diffusion_generate``): one pool of masks on a linear time schedule.
 
-Time runs from 1 to ``t_end`` in ``steps`` steps; going from t to s commits int(m (1 - s / t)) of the m masks,
-the last step all of them. With steps = length the first step commits nothing, as published. ``origin`` takes
-each mask with probability 1 - s / t; the others rank by top-1 probability (``maskgit_plus``), by negative
-entropy (``entropy``, the default of the paper) or by margin (``topk_margin``), with noise where ``alg_temp`` > 0.
-Over blocks (Fast-dLLM's code for Dream) each block has a time schedule of steps / blocks steps of its own.
+Time runs from 1 to ``t_end`` in ``steps`` steps; going from t to s commits int(m (1 - s / t)) of the m
+masks, the last step all of them. With steps = length the first step commits nothing, as published.
+``origin`` takes each mask with probability 1 - s / t; the others rank by top-1 probability
+(``maskgit_plus``), by negative entropy (``entropy``, the default of the paper) or by margin
+(``topk_margin``), with noise where ``alg_temp`` > 0. Over blocks (Fast-dLLM's code for Dream) each block
+has a time schedule of steps / blocks steps of its own.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""Training data made beside the training: worker processes write packed batches to their standard output.
+"""Training data made beside the training: worker processes write packed batches as files in memory.
 
-Plain pipes instead of `multiprocessing`: no shared memory, no start method, and a full pipe makes a worker
-wait. The loader takes one batch from each worker in turn, so the order depends on the number of workers only.
+Plain processes and files instead of `multiprocessing`: no start method, no queue, no thread. The loader takes one
+batch from each worker in turn, so the order depends on the number of workers only.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
-import struct
+import shutil
 import subprocess
 import sys
-import threading
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from flash_dllm.train.tokenizer import EOS, load_tokenizer
 # Divisors of the recipes' tokens a step, so that every batch has exactly as many.
 BUCKETS = (96, 128, 160, 192, 256, 384, 512, 1024)
 MASKABLE = 1 << 13
-_HEADER = struct.Struct("<II")
 _CHUNK = 256
 # Room for the response: most samples get the smallest bucket, others a canvas as decoders use it.
 _ROOM = ((0.80, 0), (0.97, 160), (1.0, 256))
@@ -127,78 +126,73 @@ def batches(source: Source, worker: int, workers: int) -> Iterator[NDArray[np.in
                 yield batch
 
 
+def _room() -> Path | None:
+    """Where batches wait: memory if there is a file system for it, else the default temporary folder."""
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK) else None
+
+
 class Loader:
-    """Starts the workers and hands out their batches in turn. `close` ends them."""
+    """Starts the workers and hands out their batches in turn. `close` ends them.
+
+    A worker renames each batch to its final name when it is complete and stops `depth` files ahead of the reader. No
+    threads: a reader thread would compete with the training loop for the interpreter at each partial read of a pipe.
+    """
 
     def __init__(self, source: Source, workers: int, depth: int = 12) -> None:
-        self.queues: list[queue.Queue[NDArray[np.int16] | None]] = [
-            queue.Queue(depth) for _ in range(workers)
-        ]
+        self.folder = Path(tempfile.mkdtemp(prefix="flash-dllm-data-", dir=_room()))
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        command = [sys.executable, "-m", "flash_dllm.train.data", json.dumps(asdict(source)), str(workers)]
-        self.processes = [
-            subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, env=environment)
-            for i in range(workers)
-        ]
-        self.closing = threading.Event()
+        fixed = [json.dumps(asdict(source)), str(self.folder), str(depth), str(workers)]
+        command = [sys.executable, "-m", "flash_dllm.train.data", *fixed]
+        self.processes = [subprocess.Popen([*command, str(i)], env=environment) for i in range(workers)]
         self.waited = 0
-        for process, target in zip(self.processes, self.queues, strict=True):
-            threading.Thread(target=self._read, args=(process.stdout, target), daemon=True).start()
-
-    def _read(self, pipe: BinaryIO, target: queue.Queue[NDArray[np.int16] | None]) -> None:
-        while not self.closing.is_set():
-            header = pipe.read(_HEADER.size)
-            if len(header) < _HEADER.size:
-                break
-            rows, length = _HEADER.unpack(header)
-            body = pipe.read(rows * length * 2)
-            if len(body) < rows * length * 2:
-                break
-            self._put(target, np.frombuffer(body, dtype=np.int16).reshape(rows, length))
-        self._put(target, None)
-
-    def _put(self, target: queue.Queue[NDArray[np.int16] | None], item: NDArray[np.int16] | None) -> None:
-        while not self.closing.is_set():
-            try:
-                return target.put(item, timeout=0.5)
-            except queue.Full:
-                continue
 
     def __iter__(self) -> Iterator[NDArray[np.int16]]:
-        live = list(self.queues)
-        while live:
-            for source in list(live):
-                self.waited += source.empty()
-                batch = source.get()
-                if batch is None:
-                    live.remove(source)
-                    continue
+        for number in count():
+            for worker, process in enumerate(self.processes):
+                path = _batch_path(self.folder, worker, number)
+                self.waited += not path.exists()
+                while not path.exists():
+                    if process.poll() is not None and not path.exists():
+                        raise RuntimeError(f"data worker {worker} ended with status {process.returncode}")
+                    time.sleep(0.002)
+                batch = np.load(path)
+                path.unlink()
                 yield batch
-        raise RuntimeError("all data workers have ended")
 
     def close(self) -> None:
-        """Ends the workers this loader started."""
-        self.closing.set()
+        """Ends the workers this loader started and removes what they made."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def serve(source: Source, workers: int, worker: int) -> None:
-    """A worker's life: writes length-prefixed batches to standard output until the reader goes away."""
-    out = sys.stdout.buffer
-    try:
-        for batch in batches(source, worker, workers):
-            out.write(_HEADER.pack(*batch.shape) + batch.tobytes())
-    except BrokenPipeError:
-        os._exit(0)
+def _batch_path(folder: Path, worker: int, number: int) -> Path:
+    return folder / f"{worker}-{number}.npy"
+
+
+def serve(source: Source, folder: Path, depth: int, workers: int, worker: int) -> None:
+    """A worker's life: writes batches as files until it is ended or the folder goes away."""
+    parent = os.getppid()
+    for number, batch in enumerate(batches(source, worker, workers)):
+        partial = folder / f"{worker}.partial.npy"
+        while number >= depth and _batch_path(folder, worker, number - depth).exists():
+            if os.getppid() != parent:
+                return
+            time.sleep(0.005)
+        try:
+            np.save(partial, batch)
+            partial.rename(_batch_path(folder, worker, number))
+        except FileNotFoundError:
+            return
 
 
 if __name__ == "__main__":
-    serve(Source(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))
+    serve(Source(**json.loads(sys.argv[1])), Path(sys.argv[2]), *map(int, sys.argv[3:6]))

@@ -20,7 +20,7 @@ from flash_dllm.train.sample import Decoded, decode
 from flash_dllm.train.tasks import FAMILIES, WEIGHTS, Sample, Split, check, make, wrong_marks
 from flash_dllm.train.tokenizer import EOS, MASK, load_tokenizer
 
-WIDTH = 256
+WIDTH = 384
 
 
 @dataclass(frozen=True, slots=True)

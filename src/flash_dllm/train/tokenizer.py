@@ -9,7 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from flash_dllm.train.tasks import mixture
 
@@ -47,6 +47,10 @@ def train_tokenizer(samples: int = 100_000, vocab_size: int = VOCAB_SIZE) -> Tok
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    # Raw text starts with BOS, as every training text does; chats get theirs from the template.
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[BOS]} $A", special_tokens=[(SPECIAL[BOS], BOS)]
+    )
     special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -74,7 +78,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": False,
+        "add_bos_token": True,
         "bos_token": SPECIAL[BOS],
         "eos_token": SPECIAL[EOS],
         "pad_token": SPECIAL[EOS],

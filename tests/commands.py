@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import pytest
 from typer.testing import CliRunner
 
 
@@ -19,15 +18,12 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+"""``run("generate", "-m", folder, stdin="text")``."""
 
 
-@pytest.fixture
-def run() -> Run:
-    """``run("generate", "-m", folder, stdin="text")``."""
+def run_command(*words: object, stdin: str | bytes | None = None) -> Outcome:
+    """Run ``flash-dllm WORDS`` in this process."""
     from flash_dllm.cli.root import app
 
-    def call(*words: object, stdin: str | bytes | None = None) -> Outcome:
-        result = CliRunner().invoke(app, [str(w) for w in words], input=stdin)  # type: ignore[arg-type]
-        return Outcome(result.exit_code, result.stdout, result.stderr)
-
-    return call
+    result = CliRunner().invoke(app, [str(w) for w in words], input=stdin)  # type: ignore[arg-type]
+    return Outcome(result.exit_code, result.stdout, result.stderr)
