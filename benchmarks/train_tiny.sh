@@ -3,8 +3,8 @@
 #
 #   benchmarks/train_tiny.sh STAGE BUDGET OUT [PREVIOUS]
 #
-# STAGE     A or B
-# BUDGET    seconds for the whole stage (510 for A, 420 for B were planned)
+# STAGE     A, B or C
+# BUDGET    seconds for the whole stage (at most 540)
 # OUT       folder for the parts: stage-STAGE.tar.00 ... (at most 15 MB each) and train-STAGE.log
 # PREVIOUS  OUT of the stage before (its parts), or a folder with one folder a model
 #
@@ -29,21 +29,22 @@ if [ -n "$previous" ] && compgen -G "$previous/stage-*.tar.00" >/dev/null; then
   previous=$work/previous
 fi
 
-train() { # gpu recipe budget workers
+train() { # gpu recipe budget workers; the guide has one stage and is trained beside the last one of the others
+  local stage=$stage
+  [ "$2" = "$guide" ] && stage=A
   local resume=()
   [ -n "$previous" ] && [ -f "$previous/$2/state.safetensors" ] && resume=(--resume "$previous/$2")
   CUDA_VISIBLE_DEVICES=$1 "$python" -m flash_dllm.train run --recipe "$2" --stage "$stage" --budget "$3" \
-    --workers "$4" --out "$work/$2" "${resume[@]}" >>"$log" 2>&1 || echo "$2 failed" >>"$log"
+    --workers "$4" --out "$work/$2" --reserve "${RESERVE:-0}" "${resume[@]}" >>"$log" 2>&1 || echo "$2 failed" >>"$log"
 }
 
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 cores=$(nproc)
 wide=${WORKERS:-$((cores > 24 ? 10 : cores > 8 ? 8 : 1))}
 narrow=$((wide > 1 ? wide * 3 / 4 : 1))
-# The guide's plan has stage A only.
 sides=()
 [ -n "$dream" ] && sides+=("$dream")
-[ -n "$guide" ] && [ "$stage" = A ] && sides+=("$guide")
+[ -n "$guide" ] && [ "$stage" = C ] && sides+=("$guide")
 
 jobs=()
 if [ "$gpus" -ge 2 ]; then
@@ -63,7 +64,7 @@ for model in $main $dream $guide; do
   [ -d "$model" ] || continue
   files=("$model/eval.json" "$model/loss.jsonl")
   [ "$model" = "$guide" ] || files+=("$model/state.safetensors")
-  { [ "$stage" = B ] || [ "$model" = "$guide" ]; } && files+=("$model/export")
+  [ "$stage" = C ] && files+=("$model/export")
   for file in "${files[@]}"; do [ -e "$file" ] && list+=("$file"); done
 done
 [ ${#list[@]} -gt 0 ] && tar -c "${list[@]}" | split -b 15000000 -d -a 2 - "$out/stage-$stage.tar."

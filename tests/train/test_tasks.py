@@ -14,7 +14,7 @@ from flash_dllm.train.tasks.grammar import Draw
 from flash_dllm.train.tasks.gsm import wrong_marks
 from flash_dllm.train.tasks.gsm_kinds import KINDS
 
-STABLE = "b0304a086695828bee391109092442f7ec6425c0bd73d9a0536a4957a91382b5"
+STABLE = "2c1d671b9863439eab554d9f170aba8e7e08a19884ec275519ad84cb6173dff0"
 
 
 def digest(samples: list[tasks.Sample]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ def run(
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto.")] = "auto",
     workers: Annotated[int, typer.Option(help="Data processes; 0 chooses by the number of cores.")] = 0,
     compiled: Annotated[bool, typer.Option(help="Compile the layer functions (GPU only).")] = True,
+    reserve: Annotated[float, typer.Option(help="Seconds of the budget kept for saving and measuring.")] = 0.0,
 ) -> None:
     """Train one stage."""
     import torch
@@ -40,7 +42,8 @@ def run(
         torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     count = workers or max(1, min(12, (os.cpu_count() or 2) // 2 - 1))
     options = Options(stage, budget, out, _START, resume, device, count, compiled)
-    report = Trainer(RECIPES[recipe], options).run()
+    chosen = RECIPES[recipe]
+    report = Trainer(replace(chosen, reserve=reserve or chosen.reserve), options).run()
     for name, table in report["accuracy"]["tables"].items():
         typer.echo(f"{recipe} {name}: all {table['all']} gsm {table.get('gsm')}")
 

@@ -22,7 +22,7 @@ class Recipe:
     tokens: int = 92_160
     free_form: float = 0.05
     stages: dict[str, tuple[float, float]] = field(
-        default_factory=lambda: {"A": (0.0, 0.55), "B": (0.55, 1.0)}
+        default_factory=lambda: {"A": (0.0, 0.55), "B": (0.55, 1.0), "C": (0.55, 1.0)}
     )
     reserve: float = 50.0
     eval_samples: int = 1000

@@ -1,15 +1,18 @@
 """Templates with counted free choices, and the random source that fills them.
 
 A template is text with alternations `[a|b|c]` (one is drawn; an option may repeat to weigh more, or be empty)
-and slots `{name}` filled from a mapping. Every alternation that ends up in an *answer* is a place where a
-decoder cannot know the next words for sure, so the source counts them: that count predicts the forward passes
-of parallel decoding.
+and slots `{name}` filled from a mapping. An alternation that ends up in an *answer* is a place where a decoder cannot
+know the next words for sure, so the source counts them: that count predicts the forward passes of parallel decoding.
+
+How free answers are is the knob for how hard parallel decoding is. A part of the places in answers is *habitual*: the
+first option is drawn nearly always. Families of free text have no habits.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TypeVar
@@ -17,34 +20,35 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _ALTERNATION = re.compile(r"\[([^\[\]]*)\]")
+HABITUAL = 0.6
+"""Share of the places in answers that are habitual."""
+HABIT = 0.95
+"""How often a habitual place takes its first option."""
 
 
 @cache
-def _compiled(template: str) -> tuple[tuple[str | tuple[str, ...], ...], int]:
-    """The template's parts (text, or a tuple of options) and how many alternations are uncertain."""
-    parts: list[str | tuple[str, ...]] = []
-    free = 0
-    for i, piece in enumerate(_ALTERNATION.split(template)):
-        if i % 2 == 0:
-            if piece:
-                parts.append(piece)
-            continue
-        options = tuple(piece.split("|"))
-        parts.append(options)
-        likeliest = max(options.count(option) for option in options) / len(options)
-        free += likeliest < 0.9
-    return tuple(parts), free
+def habitual(place: str) -> bool:
+    """Whether a place, named by its options, is habitual: a fixed property of the place."""
+    return zlib.crc32(place.encode()) % 1000 < 1000 * HABITUAL
+
+
+@cache
+def _compiled(template: str) -> tuple[str | tuple[str, ...], ...]:
+    """The template's parts: text, or a tuple of options."""
+    pieces = enumerate(_ALTERNATION.split(template))
+    return tuple(tuple(piece.split("|")) if i % 2 else piece for i, piece in pieces if i % 2 or piece)
 
 
 class Draw:
     """One sample's random source. Uses only `random.Random.random`, whose sequence Python promises to keep.
 
-    `heldout` says which half of a template pair is drawn; `free` counts the answer's free choices.
+    `heldout` says which half of a template pair is drawn; `habits` whether answers have habitual places; `free`
+    counts the answer's free choices.
     """
 
-    def __init__(self, seed: int, heldout: bool) -> None:
+    def __init__(self, seed: int, heldout: bool, habits: bool = True) -> None:
         self.random = random.Random(seed).random
-        self.heldout = heldout
+        self.heldout, self.habits = heldout, habits
         self.free = 0
 
     def below(self, n: int) -> int:
@@ -60,9 +64,12 @@ class Draw:
         return options[int(self.random() * len(options))]
 
     def say(self, options: Sequence[T]) -> T:
-        """One of the options, counted as a free choice of the answer."""
-        self.free += 1
-        return options[int(self.random() * len(options))]
+        """One of the options of the answer; a place that is not habitual counts as a free choice."""
+        draw = self.random()
+        if self.habits and habitual(repr(options)):
+            return options[0 if draw < HABIT else int((draw - HABIT) / (1 - HABIT) * len(options))]
+        self.free += max(options.count(option) for option in options) < 0.9 * len(options)
+        return options[int(draw * len(options))]
 
     def chance(self, probability: float) -> bool:
         return self.random() < probability
@@ -82,15 +89,14 @@ class Draw:
 
     def fill(self, template: str, slots: Mapping[str, object]) -> str:
         """Expands a prompt template."""
-        parts, _ = _compiled(template)
         rnd = self.random
-        text = "".join([p if type(p) is str else p[int(rnd() * len(p))] for p in parts])
+        text = "".join([p if type(p) is str else p[int(rnd() * len(p))] for p in _compiled(template)])
         return text.format_map(slots) if "{" in text else text
 
     def tell(self, template: str, slots: Mapping[str, object]) -> str:
         """Expands an answer template and counts its free choices."""
-        self.free += _compiled(template)[1]
-        return self.fill(template, slots)
+        text = "".join([p if isinstance(p, str) else self.say(p) for p in _compiled(template)])
+        return text.format_map(slots) if "{" in text else text
 
 
 def capital(text: str) -> str:

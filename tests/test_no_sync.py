@@ -1,0 +1,86 @@
+"""A steady step reads nothing back to the host and keeps every tensor on its device.
+
+Under ``FakeTensorMode`` a host read (``.item()``, ``nonzero``, ``if tensor``) raises. On the meta device, which stands
+in for a GPU here, so does a tensor that was made on the CPU by mistake.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flash_dllm.core.cache import KVCache
+from flash_dllm.core.forward import Context
+from flash_dllm.core.state import State
+from flash_dllm.core.step import Decoder, Vocabulary
+from flash_dllm.core.types import Lanes
+from flash_dllm.methods import CACHES, DECODINGS, MethodError, build_method
+from flash_dllm.models.config import SHAPES, ModelConfig
+from flash_dllm.models.layers import empty_model
+
+SLOTS, POSITIONS = 3, 64
+SHAPE_OF = {"llada": "llada-tiny-gqa", "dream": "dream-tiny"}
+
+
+def graphable_pairs() -> list[tuple[str, str, str]]:
+    """(family, cache, decoding) of every pair that says it is graphable."""
+    found = []
+    for family in SHAPE_OF:
+        for cache in CACHES:
+            for decoding in DECODINGS:
+                try:
+                    method = build_method(cache, decoding, family=family)
+                except (MethodError, TypeError):
+                    continue
+                if method.graphable:
+                    found.append((family, cache, decoding))
+    return found
+
+
+PAIRS = graphable_pairs()
+
+
+def run_step(config: ModelConfig, family: str, cache: str, decoding: str, device: str, **options: Any) -> None:
+    """Two steps of a batch that mixes sweeping and running slots, on fake tensors."""
+    with FakeTensorMode() if device == "cpu" else nullcontext():
+        model = empty_model(config, torch.float32, device)
+        method = build_method(cache, decoding, family=family, **options)
+        scratch = method.verifier.scratch() if method.verifier else 0
+        kv = KVCache.allocate(config, SLOTS, POSITIONS, scratch, model.embed)
+        state = State(SLOTS, POSITIONS, device=device)
+        decoder = Decoder(
+            Context.build(model, kv, POSITIONS), state, method, Vocabulary(config.vocab_size, config.mask_id or 0)
+        )
+        decoder.hints.sampling = decoder.hints.suppress = decoder.hints.filters = method.verifier is None
+        width = method.schedule.width([32] * SLOTS, [16] * SLOTS)
+        for sweep in ([0, 1, 2], [1]):
+            run = [s for s in range(SLOTS) if s not in sweep]
+            record = decoder.step(Lanes(run, sweep, [8] * SLOTS, [40, 40, 44], width))
+            assert record.take.device.type == device
+
+
+def test_the_published_and_our_main_methods_are_graphable() -> None:
+    names = {f"{cache}+{decoding}" for _, cache, decoding in PAIRS}
+    assert names >= {"none+threshold", "flash+threshold", "flash+verify", "flash+branch", "none+branch"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("family", "cache", "decoding"), PAIRS)
+def test_no_host_read(family: str, cache: str, decoding: str, device: str) -> None:
+    run_step(SHAPES[SHAPE_OF[family]], family, cache, decoding, device)
+
+
+@pytest.mark.parametrize("views", ["paper", "leak-free", "branch"])
+@pytest.mark.parametrize("cache", ["none", "flash"])
+@pytest.mark.parametrize("family", SHAPE_OF)
+def test_no_host_read_in_the_views(family: str, cache: str, views: str) -> None:
+    run_step(SHAPES[SHAPE_OF[family]], family, cache, "verify", "meta", views=views)
+
+
+def test_a_host_read_is_caught() -> None:
+    with FakeTensorMode(), pytest.raises(Exception, match="local_scalar_dense"):
+        bool(torch.ones(3).sum() > 0)
