@@ -15,7 +15,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from flash_dllm.cli.measure import accuracy, circumstances, peak_memory, totals, warm_up
+from flash_dllm.cli.measure import accuracy, circumstances, peak_memory, run_jobs, totals, warm_up
+from flash_dllm.cli.tiny import job_of
 from flash_dllm.llm import LLM
 from flash_dllm.params import SamplingParams
 from flash_dllm.train.evaluate import questions
@@ -110,13 +111,9 @@ def run_one(llm: LLM, samples: list[Sample], run: Run) -> dict[str, Any]:
     kind, cache, decoding, options, fields = run
     engine = llm.with_method(cache, decoding, **options)
     warm_up(engine)
-    tokenizer = engine.tokenizer
-    assert tokenizer is not None
-    ids = [tokenizer.encode(s.prompt_text) for s in samples]
     params = SamplingParams.model_validate({"max_tokens": LENGTH, **fields})
-    began = time.perf_counter()
-    outputs = engine.generate(ids, params, use_tqdm=False)
-    seconds = time.perf_counter() - began
+    done = run_jobs(engine, [job_of(engine, sample, params) for sample in samples])
+    outputs, seconds = done.outputs, done.seconds
     right = [check(s, o.text) for s, o in zip(samples, outputs, strict=True)]
     counted = totals(outputs)
     families = {}

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 import flash_dllm
+from flash_dllm.core.method import Method
 from flash_dllm.core.step import Vocabulary
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import RequestError
 from flash_dllm.infill import Template
-from flash_dllm.loading import Loaded, load
+from flash_dllm.loading import Loaded, load, with_guide
 from flash_dllm.loop import Loop
-from flash_dllm.methods import CACHES, MethodError, build_method
+from flash_dllm.methods import CACHES, build_method
+from flash_dllm.methods.presets import build_preset
 from flash_dllm.models.config import ModelConfig, ModelError
 from flash_dllm.models.tokenizer import Tokenizer
 from flash_dllm.outputs import RequestOutput, StreamEvent
@@ -111,15 +113,7 @@ class LLM:
             raise ModelError(
                 f"max_model_len={self.max_model_len} is more than the model's {config.max_positions}"
             )
-        if args.preset is not None:
-            raise MethodError(f"unknown preset {args.preset!r}; there are none yet")
-        cache, decoding = default_method(config, self.max_num_seqs)
-        if args.cache in CACHES and args.decoding is None:
-            accepted = CACHES[args.cache].decodings
-            decoding = decoding if not accepted or decoding in accepted else accepted[0]
-        self.method = build_method(
-            args.cache or cache, args.decoding or decoding, family=config.family, **args.options
-        )
+        self.method = self._method(loaded, args)
         tokenizer = loaded.tokenizer
         known = config.n_tokens if tokenizer is None else min(config.n_tokens, tokenizer.n_tokens)
         vocabulary = Vocabulary(known, config.mask_id, config.eos_ids, loaded.stop_ids)
@@ -129,7 +123,7 @@ class LLM:
             self.method,
             vocabulary,
             slots=self.max_num_seqs,
-            positions=self.max_model_len,
+            positions=self.method.cache.positions(self.max_model_len),
             text=text,
         )
         self._loop = Loop(self.engine)
@@ -142,6 +136,21 @@ class LLM:
             positions=self.max_model_len,
             seed=args.seed,
         )
+
+    def _method(self, loaded: Loaded, args: EngineArgs) -> Method:
+        config, options = loaded.config, dict(args.options)
+        if args.preset is not None:
+            return build_preset(
+                args.preset, family=config.family, eos_id=config.eos_ids[0] if config.eos_ids else None,
+                cache=args.cache, decoding=args.decoding, options=options,
+            )  # fmt: skip
+        if isinstance(options.get("guide"), str):
+            options = with_guide(loaded, args, options)
+        cache, decoding = default_method(config, self.max_num_seqs)
+        if args.cache in CACHES and args.decoding is None:
+            accepted = CACHES[args.cache].decodings
+            decoding = decoding if not accepted or decoding in accepted else accepted[0]
+        return build_method(args.cache or cache, args.decoding or decoding, family=config.family, **options)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

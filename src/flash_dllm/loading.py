@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from flash_dllm.methods.guide import vocabulary_map
 from flash_dllm.models.config import ModelConfig, ModelError
 from flash_dllm.models.layers import Model
 from flash_dllm.models.load import load_model, resolve
@@ -75,3 +77,22 @@ def load(args: EngineArgs) -> Loaded:
             f"{folder / 'generation_config.json'}: max_new_tokens = {max_tokens!r}: must be positive"
         )
     return Loaded(args.model, model, tokenizer, stop_ids(model.config, tokenizer, defaults), max_tokens)
+
+
+def with_guide(loaded: Loaded, args: EngineArgs, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` with the guide's name replaced by its weights and, where the vocabularies differ, a map to its ids.
+
+    Raises:
+        ModelError: the guide is missing, broken or no left-to-right model.
+    """
+    name = options["guide"]
+    guide = load_model(name, None, loaded.model.dtype, loaded.model.device)
+    if not guide.config.causal:
+        raise ModelError(f"guide={name!r}: a {guide.config.family} model, not a left-to-right one")
+    options = {**options, "guide": guide}
+    if guide.config.vocab_size != loaded.config.vocab_size and "guide_map" not in options:
+        theirs, ours = load_tokenizer(resolve(name)), loaded.tokenizer
+        if ours is None or theirs is None:
+            raise ModelError(f"guide={name!r}: another vocabulary, and no tokenizer files to map it by")
+        options["guide_map"] = vocabulary_map(ours.vocabulary(), theirs.vocabulary(), loaded.config.vocab_size)
+    return options

@@ -8,7 +8,7 @@ from flash_dllm.engine.engine import tokens_before
 from flash_dllm.engine.request import Finished
 from flash_dllm.infill import Gap
 from flash_dllm.models.tokenizer import StableDecoder, Tokenizer
-from flash_dllm.outputs import Completion
+from flash_dllm.outputs import Certificate, Completion
 from flash_dllm.requests import Job
 
 
@@ -52,7 +52,22 @@ def _answer(
         queued=done.queued,
         log_probs=[done.log_probs[p] for p in places] if logprobs and not failed else None,
         passes=[done.passes[p] for p in places] if logprobs and not failed else None,
+        certificate=None if failed else _certificate(done),
         error=done.error,
+    )
+
+
+def _certificate(done: Finished) -> Certificate | None:
+    """The sum of the step bounds, where the method has one."""
+    if done.assumes is None:
+        return None
+    return Certificate(
+        total_variation=min(1.0, done.bound),
+        by_confidence=done.by_confidence - done.unbounded,
+        by_verification=done.by_verify,
+        unbounded=done.unbounded,
+        vacuous=done.bound >= 1,
+        assumes=done.assumes,
     )
 
 

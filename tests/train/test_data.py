@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from flash_dllm.train.data import BUCKETS, MASKABLE, Loader, Packer, Source, batches, encode
 from flash_dllm.train.recipes import RECIPES
@@ -72,7 +75,7 @@ def test_workers_share_the_seeds_without_overlap() -> None:
     assert lines(0) == one
 
 
-def test_loader_gives_the_workers_batches_in_turn(tmp_path: Path) -> None:
+def test_loader_gives_the_workers_batches_in_turn() -> None:
     loader = Loader(SOURCE, workers=2)
     try:
         got = [batch for batch, _ in zip(loader, range(6), strict=False)]
@@ -82,3 +85,43 @@ def test_loader_gives_the_workers_batches_in_turn(tmp_path: Path) -> None:
     for i, batch in enumerate(got):
         np.testing.assert_array_equal(batch, next(expected[i % 2]))
     assert all(process.poll() is not None for process in loader.processes)
+    assert not loader.folder.exists()
+
+
+def test_a_worker_that_ended_raises_once_its_batches_are_used_up() -> None:
+    loader = Loader(Source(SOURCE.tokens, str(FOLDER / "nowhere")), workers=1)
+    try:
+        with pytest.raises(RuntimeError, match="data worker 0 ended with status 1"):
+            next(iter(loader))
+    finally:
+        loader.close()
+    loader = Loader(SOURCE, workers=1)
+    try:
+        stream = iter(loader)
+        first = next(stream)
+        loader.processes[0].kill()
+        loader.processes[0].wait()
+        left = len(list(loader.folder.glob("0-*.npy")))
+        with pytest.raises(RuntimeError, match="data worker 0 ended with status -9"):
+            for _ in range(left + 1):
+                next(stream)
+    finally:
+        loader.close()
+    assert first.size == SOURCE.tokens and not loader.folder.exists()
+
+
+def test_a_worker_stops_ahead_of_the_reader_and_ends_with_its_folder() -> None:
+    loader = Loader(SOURCE, workers=1, depth=3)
+    try:
+        stream = iter(loader)
+        for _ in range(4):
+            next(stream)
+        deadline = time.monotonic() + 20
+        while len(list(loader.folder.glob("0-*.npy"))) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        assert len(list(loader.folder.glob("0-*.npy"))) == 3
+        shutil.rmtree(loader.folder)
+        assert loader.processes[0].wait(20) == 0
+    finally:
+        loader.close()

@@ -10,7 +10,7 @@ import pytest
 from flash_dllm.train import tasks
 from flash_dllm.train.tasks import FAMILIES, check, make, mixture, words
 from flash_dllm.train.tasks.code import check_code
-from flash_dllm.train.tasks.grammar import Draw
+from flash_dllm.train.tasks.grammar import Draw, habitual
 from flash_dllm.train.tasks.gsm import wrong_marks
 from flash_dllm.train.tasks.gsm_kinds import KINDS
 
@@ -117,9 +117,20 @@ def test_names_in_an_answer_are_in_its_prompt() -> None:
                 assert name not in words.NAMES or name in sample.prompt_text
 
 
-def test_free_choices_put_word_problems_near_four_tokens_a_forward() -> None:
+def test_word_problems_have_near_ten_free_choices_beside_the_habitual_ones() -> None:
     free = [make("gsm", seed, "train").free_choices for seed in range(300)]
-    assert 14 < sum(free) / len(free) < 20
+    assert 8.5 < sum(free) / len(free) < 11
+
+
+def test_a_habitual_place_takes_its_first_option_nearly_always_and_is_not_counted() -> None:
+    places = [(f"a{i}", f"b{i}") for i in range(400)]
+    chosen = [place for place in places if habitual(repr(place))]
+    assert 0.5 < len(chosen) / len(places) < 0.7
+    habits, free = Draw(1, heldout=False), Draw(1, heldout=False, habits=False)
+    first = [habits.say(place) == place[0] for place in chosen * 10]
+    assert 0.93 < sum(first) / len(first) < 1.0 and habits.free == 0
+    first = [free.say(place) == place[0] for place in chosen * 10]
+    assert 0.4 < sum(first) / len(first) < 0.6 and free.free == len(first)
 
 
 def test_an_unending_or_importing_function_fails_quickly() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,8 +108,11 @@ def test_a_stage_ends_on_time_and_stages_join() -> None:
     assert curve.factor(0.5, 0, True) > curve.factor(0.5, 0, False) > 0
     for recipe in RECIPES.values():
         spans = [recipe.stages[name] for name in sorted(recipe.stages)]
-        assert spans[0][0] == 0.0 and spans[-1][1] == 1.0
-        assert all(a[1] == b[0] for a, b in pairwise(spans))
+        plan, later = spans[:2], spans[2:]
+        assert plan[0][0] == 0.0 and plan[-1][1] == 1.0
+        assert all(a[1] == b[0] for a, b in pairwise(plan))
+        # Continuing a finished model restarts inside the plan, where the rates are no longer the highest.
+        assert all(recipe.curve.flat < start < stop == 1.0 for start, stop in later)
 
 
 def test_orthogonalise_gives_singular_values_near_one() -> None:
@@ -150,6 +155,44 @@ def test_a_resumed_run_continues_as_the_saved_one(layout: str, tmp_path: Path) -
         runs[0].load({"master.embed": tensor}, 1)
     with pytest.raises(FileNotFoundError, match="no training state"):
         load_state(tmp_path / "nowhere")
+
+
+def test_a_finished_state_starts_moments_anew_from_its_weights(tmp_path: Path) -> None:
+    shape = SHAPES["llada"]
+
+    def update(optimizer: Optimizer, seed: int) -> None:
+        batch = corrupt(packed(), 0, False, 256, torch.Generator().manual_seed(seed))
+        loss_of(optimizer.model, batch)[0].backward()
+        optimizer.step(1.0)
+
+    def weights(optimizer: Optimizer) -> dict[str, torch.Tensor]:
+        return {n: t.clone() for n, t in optimizer.tensors().items() if n.startswith("master.")}
+
+    done = Optimizer(StackedTransformer(shape), Rates())
+    for seed in range(5):
+        update(done, seed)
+    save_state(tmp_path, weights(done), {"steps": done.steps})
+    tensors, meta = load_state(tmp_path)
+    resumed = Optimizer(StackedTransformer(shape, seed=2), Rates())
+    update(resumed, 7)  # leaves moments that loading must clear
+    assert not resumed.load(tensors, meta["steps"])
+    assert (resumed.steps, resumed.fresh_at) == (5, 5)
+    for name, parameter in resumed.model.named_parameters():
+        assert torch.equal(parameter, tensors[f"master.{name}"])
+    # The same update as that of a new optimizer on these weights: bias correction starts anew as well.
+    fresh = Optimizer(StackedTransformer(shape), Rates())
+    fresh.load(tensors, 0)
+    for optimizer in (resumed, fresh):
+        update(optimizer, 9)
+    for name, tensor in weights(resumed).items():
+        assert torch.equal(tensor, weights(fresh)[name]) and not torch.equal(tensor, tensors[name]), name
+    # Saved with its moments before the end, it goes on with the right bias correction.
+    again = Optimizer(StackedTransformer(shape), Rates())
+    assert again.load(resumed.tensors(), resumed.steps, resumed.fresh_at)
+    for optimizer in (resumed, again):
+        update(optimizer, 11)
+    for name, tensor in weights(resumed).items():
+        assert torch.equal(tensor, weights(again)[name]), name
 
 
 @pytest.mark.parametrize("layout", SHAPES)
@@ -221,7 +264,29 @@ def test_a_minute_of_training_lowers_the_loss_and_its_model_loads(tmp_path: Path
     assert load_model(tmp_path / "export", dtype=torch.float32, device="cpu") is not None
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_finished_model_trains_on(tmp_path: Path) -> None:
+    recipe = replace(RECIPES["smoke"], reserve=1.0, eval_samples=1, log_every=1)
+
+    def stage(name: str, resume: Path | None = None) -> tuple[list[dict[str, float]], dict[str, Any]]:
+        options = Options(
+            name, 11.0, tmp_path / name, time.monotonic(), resume=resume, device="cpu", workers=1
+        )
+        Trainer(recipe, options).run()
+        lines = (tmp_path / name / "loss.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], load_state(tmp_path / name)[1]
+
+    first, one = stage("B")
+    second, two = stage("C", tmp_path / "B")
+    assert second[0]["step"] == one["steps"] + 1 and two["fresh_at"] == one["steps"] < two["steps"]
+    # A whole warm-up, as at the beginning, from the weights it had reached.
+    assert second[0]["factor"] == first[0]["factor"] < 0.01
+    assert second[0]["masked_nll"] < first[0]["masked_nll"] - 0.5
+    assert second[-1]["masked_nll"] < first[-1]["masked_nll"]
+
+
 def test_an_unknown_stage_is_refused(tmp_path: Path) -> None:
     recipe: Recipe = RECIPES["smoke"]
-    with pytest.raises(ValueError, match="'C'"):
-        Trainer(recipe, Options("C", 10.0, tmp_path, time.monotonic(), device="cpu"))
+    with pytest.raises(ValueError, match="'D'"):
+        Trainer(recipe, Options("D", 10.0, tmp_path, time.monotonic(), device="cpu"))

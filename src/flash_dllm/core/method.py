@@ -146,6 +146,10 @@ class CachePolicy:
     loop = "compact"
     supports_cfg = True
 
+    def positions(self, longest: int) -> int:
+        """Positions of a slot for canvases of up to ``longest`` (host side)."""
+        return longest
+
     def prepare(self, canvas: Canvas, positions: int) -> Canvas:
         """The canvas as it enters a slot of ``positions`` (host side)."""
         return canvas
@@ -313,7 +317,7 @@ class Method:
     rule: Rule
     verifier: Verifier | None = None
     options: frozenset[str] = frozenset()
-    notes: dict[str, object] = field(default_factory=dict)
+    preset: dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -326,7 +330,7 @@ class Method:
     @property
     def defaults(self) -> dict[str, float]:
         """Per-request numbers of this method that differ from those of an empty slot."""
-        return dict(self.verifier.defaults) if self.verifier else {}
+        return {**self.rule.defaults, **(self.verifier.defaults if self.verifier else {}), **self.preset}
 
     @property
     def certificate(self) -> str | None:

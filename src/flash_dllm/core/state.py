@@ -61,7 +61,8 @@ class State:
     [L]: ``order``, positions 0 .. L-1.
     [S]: ``phase``, ``step``, ``nfe``, ``rows`` (rows recomputed), ``first``, ``total``, ``stop_pos`` (first
     committed stop token), ``blocks``, ``block``, ``block_step``, ``block_masks`` (how many blocks, the current
-    one, steps spent in it, masks it started with), ``bound`` (certificate so far) and the numbers of :data:`NUMBERS`.
+    one, steps spent in it, masks it started with), ``bound`` (certificate so far), ``by_confidence``, ``by_verify`` and ``unbounded`` (tokens by
+    how they were committed, and those of groups without a bound) and the numbers of :data:`NUMBERS`.
     """
 
     def __init__(self, slots: int, positions: int, stop_width: int = 8, device: str | torch.device = "cpu"):
@@ -97,6 +98,7 @@ class State:
         self.bound = line(torch.float32, 0.0)
         self.by_confidence = line(torch.int64, 0)
         self.by_verify = line(torch.int64, 0)
+        self.unbounded = line(torch.int64, 0)
         self.stop_ids = torch.full((slots, stop_width), -1, dtype=torch.int64, device=self.device)
         self.num = {name: line(dtype, value) for name, (dtype, value) in NUMBERS.items()}
 
@@ -175,7 +177,7 @@ class State:
             grid[slot] = value
         for line in (self.step, self.nfe, self.rows, self.first, self.total, self.block_step):
             line[slot] = 0
-        for line in (self.block_masks, self.bound, self.by_confidence, self.by_verify):
+        for line in (self.block_masks, self.bound, self.by_confidence, self.by_verify, self.unbounded):
             line[slot] = 0
         self.stop_pos[slot], self.block[slot], self.blocks[slot] = NEVER, -1, 1
         self.stop_ids[slot] = -1

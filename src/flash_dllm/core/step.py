@@ -242,8 +242,10 @@ class Decoder:
             take[shadow] = take[main]
             draft.token[shadow], draft.prob[shadow] = draft.token[main], draft.prob[main]
         self.state.commit(cand.pos, draft.token, draft.prob, take)
-        self.state.by_confidence.add_(take.sum(1))
-        self.state.bound.add_(confidence_bound(draft.prob, take))
+        count, bound = take.sum(1), confidence_bound(draft.prob, take)
+        self.state.by_confidence.add_(count)
+        self.state.unbounded.add_(torch.where(bound >= 1, count, 0))
+        self.state.bound.add_(bound)
         for main, shadow in lanes.partner.items():
             self.state.stop_pos[shadow] = self.state.stop_pos[main]
 

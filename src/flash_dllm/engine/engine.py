@@ -91,7 +91,7 @@ class Engine:
         Raises:
             RequestError: the canvas is empty, has nothing to fill in, is too long, or holds a bad id.
         """
-        numbers = {**self.method.rule.defaults, **request.canvas.numbers}
+        numbers = {**self.method.defaults, **request.canvas.numbers}
         canvas = replace(request.canvas, numbers=numbers)
         if not any(canvas.masked):
             raise RequestError("the canvas has no masked position to fill in")
@@ -209,7 +209,7 @@ class Engine:
     ) -> Finished:
         state, request = self.state, self.scheduler.seated[slot]
         assert request is not None and request.started is not None
-        n = len(request.canvas.ids)
+        n = len(request.canvas.ids) - int(request.canvas.numbers.get("pad", 0))
         ids: list[int] = state.ids[slot, :n].tolist()
         stop_pos = int(state.stop_pos[slot])
         if not reason:
@@ -233,6 +233,9 @@ class Engine:
             bound=float(state.bound[slot]),
             by_confidence=int(state.by_confidence[slot]),
             by_verify=int(state.by_verify[slot]),
+            unbounded=int(state.unbounded[slot]),
+            # A drawn token is no argmax, so the bounds say nothing about it.
+            assumes=None if float(state.num["temperature"][slot]) > 0 else self.method.certificate,
             error=error,
             notes=self.method.rule.notes(slot),
         )

@@ -62,5 +62,7 @@ class Finished:
     bound: float
     by_confidence: int
     by_verify: int
+    unbounded: int = 0
+    assumes: str | None = None
     error: str | None = None
     notes: dict[str, float] = field(default_factory=dict)

@@ -116,9 +116,12 @@ class ReferenceCache(FlashCache):
 
     def __init__(self, window: int, lookahead: int, track: int, eos_id: int) -> None:
         super().__init__(lookahead, track, score_layers="from-third")
-        self.eos_id = eos_id
+        self.eos_id, self.window = eos_id, window
         self._keys: dict[int, int] = {}
         self.listed: Tensor | None = None
+
+    def positions(self, longest: int) -> int:
+        return ((longest + self.window) // TILE + 1) * TILE
 
     def prepare(self, canvas: Canvas, positions: int) -> Canvas:
         pad = positions - len(canvas.ids)

@@ -61,6 +61,11 @@ class Tokenizer:
         """Whether ``apply_chat`` works."""
         return self.chat_template is not None
 
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id, added tokens included."""
+        known: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return known
+
     def token_id(self, token: str) -> int | None:
         """The id of one token spelled as in the vocabulary, or None."""
         found: int | None = self._backend.token_to_id(token)

@@ -62,6 +62,7 @@ class Optimizer:
         self.first = {name: torch.zeros_like(self.masters[name]) for name in self.others}
         self.second = {name: torch.zeros_like(self.masters[name]) for name in self.others}
         self.steps = 0
+        self.fresh_at = 0
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
@@ -116,11 +117,12 @@ class Optimizer:
         torch._foreach_lerp_(first, fresh, 1 - b1)
         torch._foreach_mul_(second, b2)
         torch._foreach_addcmul_(second, fresh, fresh, 1 - b2)
-        scale = torch._foreach_div(second, 1 - b2**self.steps)
+        age = self.steps - self.fresh_at
+        scale = torch._foreach_div(second, 1 - b2**age)
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, 1e-9)
         torch._foreach_addcdiv_(
-            [self.masters[n] for n in self.others], first, scale, -rate / (1 - b1**self.steps)
+            [self.masters[n] for n in self.others], first, scale, -rate / (1 - b1**age)
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -134,16 +136,26 @@ class Optimizer:
         return {f"{kind}.{name}": t for kind, group in kinds.items() for name, t in group.items()}
 
     @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor], steps: int) -> None:
-        """Restores `tensors()` and the step count; the model's own weights follow the masters."""
+    def load(self, tensors: dict[str, Tensor], steps: int, fresh_at: int = 0) -> bool:
+        """Restores `tensors()` and the step count; the model's own weights follow the masters.
+
+        A finished run's state has masters only: the moments then start anew, as after step `steps`. Returns whether
+        moments were restored. `fresh_at` is the step at which the saved ones had started.
+        """
         own = self.tensors()
-        if own.keys() != tensors.keys():
+        weights = {name for name in own if name.startswith("master.")}
+        if tensors.keys() not in (own.keys(), weights):
             raise ValueError(f"state does not fit the model: {sorted(own.keys() ^ tensors.keys())[:4]}")
+        moments = len(tensors) == len(own)
         for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+            if name in tensors:
+                tensor.copy_(tensors[name])
+            else:
+                tensor.zero_()
         for name, parameter in self.model.named_parameters():
             parameter.copy_(self.masters[name])
-        self.steps = steps
+        self.steps, self.fresh_at = steps, fresh_at if moments else steps
+        return moments
 
 
 def _split(stack: Tensor, rows: list[int]) -> tuple[Tensor, ...]:

@@ -11,16 +11,20 @@ from dataclasses import dataclass, field
 class Curve:
     """Learning-rate factor over the plan: constant up to `flat`, then linear to zero at the end.
 
-    Each stage starts with `warmup` steps from zero (fewer after a resume, where only the momentum is rough).
+    Each stage starts with `warmup` steps from zero, or `rewarm` where it resumes a state with moments: only the momentum
+    is rough then.
     """
 
     flat: float = 0.25
     warmup: int = 150
     rewarm: int = 30
 
-    def factor(self, progress: float, step: int, resumed: bool) -> float:
-        """Factor at `progress` in [0, 1] of the whole plan, for the `step`-th step (from 0) of this stage."""
-        steps = self.rewarm if resumed else self.warmup
+    def factor(self, progress: float, step: int, warm: bool) -> float:
+        """Factor at `progress` in [0, 1] of the whole plan, for the `step`-th step (from 0) of this stage.
+
+        `warm`: the stage resumed a state with moments.
+        """
+        steps = self.rewarm if warm else self.warmup
         ramp = min(1.0, (step + 1) / steps)
         return ramp * min(1.0, max(0.0, (1.0 - progress) / (1.0 - self.flat)))
 

@@ -73,9 +73,11 @@ class Trainer:
         # The cast above would round the rotation tables too; they stay float32.
         self.model.tables = rope_tables(recipe.shape).to(self.device)
         self.optimizer = Optimizer(self.model, recipe.rates)
+        self.warm = False
         if options.resume is not None:
             tensors, meta = load_state(options.resume)
-            self.optimizer.load({name: t.to(self.device) for name, t in tensors.items()}, meta["steps"])
+            tensors = {name: t.to(self.device) for name, t in tensors.items()}
+            self.warm = self.optimizer.load(tensors, meta["steps"], meta.get("fresh_at", 0))
         self.generator = torch.Generator(device=self.device)
 
     def run(self) -> dict[str, Any]:
@@ -116,7 +118,7 @@ class Trainer:
                 clock.begin()
             if clock.over():
                 break
-            factor = recipe.curve.factor(clock.progress(), step, self.options.resume is not None)
+            factor = recipe.curve.factor(clock.progress(), step, self.warm)
             sums += self._step(packed, factor)
             tokens += packed.size
             step += 1
@@ -188,7 +190,12 @@ class Trainer:
         tensors = self.optimizer.tensors()
         if self._last:
             tensors = {name: t for name, t in tensors.items() if name.startswith("master.")}
-        meta = {"steps": self.optimizer.steps, "recipe": self.recipe.name, "stage": self.options.stage}
+        meta = {
+            "steps": self.optimizer.steps,
+            "fresh_at": self.optimizer.fresh_at,
+            "recipe": self.recipe.name,
+            "stage": self.options.stage,
+        }
         path = save_state(self.options.out, tensors, meta)
         export(self.recipe.shape, self.optimizer.masters, self.options.out / "export", self.options.tokenizer)
         size = (self.options.out / "export" / "model.safetensors").stat().st_size
