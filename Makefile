@@ -4,7 +4,7 @@ PIP_ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: all demo test slow lint format types bench train-tiny images clean
+.PHONY: all demo test slow lint format types bench train-tiny gpu-check images clean
 all: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -18,10 +18,10 @@ demo: $(READY)
 	$(BIN)/flash-dllm demo --device cpu
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not browser"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not browser"
 
 slow: $(READY)
-	$(BIN)/python -m pytest -m "(slow or browser) and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "(slow or browser) and not gpu"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -42,6 +42,10 @@ bench: $(READY)
 # Needs a GPU; see benchmarks/train_tiny.sh for the machine that the bundled weights come from.
 train-tiny: $(READY)
 	bash benchmarks/train_tiny.sh
+
+# Needs a CUDA GPU: the tests marked gpu and the step benchmark.
+gpu-check: $(READY)
+	PYTHON=$(CURDIR)/$(BIN)/python bash benchmarks/gpu_check.sh out/gpu-check
 
 images: $(READY)
 	$(BIN)/python docs/make_images.py

@@ -28,9 +28,18 @@ def length_of(parameters: dict[str, Any]) -> int:
 
 
 def test_trace(trace_file: TraceFile) -> None:
+    check_trace(trace_file, "cpu")
+
+
+@pytest.mark.gpu
+def test_trace_on_gpu(trace_file: TraceFile) -> None:
+    check_trace(trace_file, "cuda")
+
+
+def check_trace(trace_file: TraceFile, device: str) -> None:
     trace = trace_file.read()
     try:
-        model = golden_model(trace_file.folder)
+        model = golden_model(trace_file.folder, device)
     except ModelError as error:
         pytest.xfail(f"{trace_file.name}: {error}")
     assert trace["model_sha256"] == model_sha256(trace_file.folder), "the trace belongs to other weights"

@@ -21,7 +21,9 @@ def job_of(llm: LLM, sample: Any, params: SamplingParams) -> Job:
             params = params.model_copy(update={"max_tokens": ANSWER_TOKENS})
         return llm.job({"prompt_token_ids": ids}, params)
     hidden = params.model_copy(update={"max_tokens": None})
-    return llm.job([ids, *_parts(llm, sample)], hidden, template=True)
+    # In training the text of a canvas is followed by the stop token, too.
+    stop = llm.tokenizer.encode(sample.stop)
+    return llm.job([ids, *_parts(llm, sample), stop], hidden, template=True)
 
 
 def _parts(llm: LLM, sample: Any) -> list[list[int] | Gap]:

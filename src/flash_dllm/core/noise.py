@@ -43,14 +43,17 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def counter_uniform(*words: Tensor) -> Tensor:
-    """Uniform float64 in (0, 1) from broadcastable int64 counters; the same on every device."""
-    state = torch.zeros((), dtype=torch.int64, device=words[0].device)
-    for index, word in enumerate(words):
-        low = _mix((word & _LOW) ^ _MIX[index % 3])
-        high = _mix(((word >> 32) & _LOW) ^ _MIX[(index + 1) % 3])
-        state = _mix((state * 0x01000193 + low + high * 31 + index) & _LOW)
-    more = _mix(state ^ _MIX[0])
-    return ((state << 20) + (more >> 12) + 0.5).double() / 2.0**52
+    """Uniform float64 in (0, 1) from broadcastable int64 counters; the same on every device.
+
+    Two chains of 32-bit hashes, so that counters that collide in one do not in the other.
+    """
+    first = torch.full((), _MIX[0], dtype=torch.int64, device=words[0].device)
+    second = torch.full((), _MIX[1], dtype=torch.int64, device=words[0].device)
+    for word in words:
+        for part in (word & _LOW, (word >> 32) & _LOW):
+            first = _mix(first ^ part)
+            second = _mix((second + part * _MIX[2]) & _LOW)
+    return ((first << 20) + (second >> 12) + 0.5).double() / 2.0**52
 
 
 class CounterNoise:

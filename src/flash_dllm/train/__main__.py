@@ -76,5 +76,17 @@ def export_command(
     export(RECIPES[recipe].shape, masters, out, bundled_folder())
 
 
+@app.command()
+def cards(
+    results: Annotated[Path, typer.Option(help="Folder with the measurements: training-*.json, card-*.json.")],
+    weights: Annotated[Path | None, typer.Option(help="Folder of the models; default: the bundled ones.")] = None,
+) -> None:
+    """Write the bundled models' cards from committed measurements."""
+    from flash_dllm.train.card import write_cards
+    from flash_dllm.train.tokenizer import bundled_folder
+
+    write_cards(results, weights or bundled_folder().parent)
+
+
 if __name__ == "__main__":
     app()
