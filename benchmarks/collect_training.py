@@ -3,8 +3,8 @@
     python benchmarks/collect_training.py OUT.json STAGE_FOLDER... --device NAME --date DAY
         [--command TEXT]... [--note TEXT] [--every 500]
 
-The loss curve is thinned to a line about every so many steps, lines with held-out losses before others. Accuracy is that
-of the last stage, with its first right and first wrong word problem of the test split.
+The loss curve is thinned to a line about every so many steps, lines with held-out losses before others.
+Accuracy is that of the last stage, with its first right and first wrong word problem of the test split.
 """
 
 from __future__ import annotations

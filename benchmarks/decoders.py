@@ -1,9 +1,11 @@
 """Accuracy, tokens a forward and rows a token of methods on the bundled model's own held-out problems.
 
-    python benchmarks/decoders.py PLAN OUT.json [--model M] [--seconds N] [--shard I/N] [--slots N] [--limit N]
+    python benchmarks/decoders.py PLAN OUT.json [--model M] [--seconds N] [--shard I/N] [--slots N] [--limit
+    N]
 
-A plan is a list of runs (see PLANS); each run decodes the same problems and records which were right, so that runs can
-be compared pairwise. Written after every run, so that a time limit loses nothing but the runs not started.
+A plan is a list of runs (see PLANS); each run decodes the same problems and records which were right, so that
+runs can be compared pairwise. Written after every run, so that a time limit loses nothing but the runs not
+started.
 """
 
 from __future__ import annotations
@@ -151,7 +153,8 @@ def main() -> None:
     llm = LLM(args.model, cache="none", decoding="threshold", dtype=args.dtype, max_num_seqs=args.slots, max_model_len=320)
     sets = {}
     report: dict[str, Any] = {
-        "plan": args.plan, "shard": args.shard, "length": LENGTH, **circumstances(llm), "not_run": [], "runs": []
+        "plan": args.plan, "shard": args.shard, "length": LENGTH, **circumstances(llm), "not_run": [], "
+        ""runs": []
     }  # fmt: skip
     for run in PLANS[args.plan]()[index::count]:
         if time.monotonic() - began > args.seconds:

@@ -53,7 +53,7 @@ def counter_uniform(*words: Tensor) -> Tensor:
         for part in (word & _LOW, (word >> 32) & _LOW):
             first = _mix(first ^ part)
             second = _mix((second + part * _MIX[2]) & _LOW)
-    return ((first << 20) + (second >> 12) + 0.5).double() / 2.0**52
+    return (((first << 20) + (second >> 12)).double() + 0.5) / 2.0**52
 
 
 class CounterNoise:

@@ -25,7 +25,9 @@ def run(
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto.")] = "auto",
     workers: Annotated[int, typer.Option(help="Data processes; 0 chooses by the number of cores.")] = 0,
     compiled: Annotated[bool, typer.Option(help="Compile the layer functions (GPU only).")] = True,
-    reserve: Annotated[float, typer.Option(help="Seconds of the budget kept for saving and measuring.")] = 0.0,
+    reserve: Annotated[
+        float, typer.Option(help="Seconds of the budget kept for saving and measuring.")
+    ] = 0.0,
 ) -> None:
     """Train one stage."""
     import torch
@@ -78,8 +80,12 @@ def export_command(
 
 @app.command()
 def cards(
-    results: Annotated[Path, typer.Option(help="Folder with the measurements: training-*.json, card-*.json.")],
-    weights: Annotated[Path | None, typer.Option(help="Folder of the models; default: the bundled ones.")] = None,
+    results: Annotated[
+        Path, typer.Option(help="Folder with the measurements: training-*.json, card-*.json.")
+    ],
+    weights: Annotated[
+        Path | None, typer.Option(help="Folder of the models; default: the bundled ones.")
+    ] = None,
 ) -> None:
     """Write the bundled models' cards from committed measurements."""
     from flash_dllm.train.card import write_cards

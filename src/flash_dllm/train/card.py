@@ -1,4 +1,5 @@
-"""The bundled models' cards, made from the committed measurements; no number of accuracy is written by hand."""
+"""The bundled models' cards, made from the committed measurements; no number of accuracy is written by
+hand."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ PARALLEL = (3.0, 5.0)
 
 _WHAT = {
     "tiny-llada": "A small masked diffusion language model in the LLaDA layout",
-    "tiny-dream": "A small masked diffusion language model in the Dream layout (grouped queries, biases on queries, "
+    "tiny-dream": "A small masked diffusion language model in the Dream layout (grouped queries, biases on "
+    "queries, "
     "keys and values, shifted prediction)",
-    "tiny-guide": "A small causal language model in the Qwen2 layout, the guide of guided decoding, with the tokenizer "
+    "tiny-guide": "A small causal language model in the Qwen2 layout, the guide of guided decoding, with "
+    "the tokenizer "
     "of the two bundled diffusion models",
 }
 _LABELS = {
@@ -29,7 +32,8 @@ _LABELS = {
     "story": "short stories", "letter": "letters", "infill": "gaps in texts", "all": "all",
 }  # fmt: skip
 _COMMON_LIMITS = (
-    "It knows the templates of its task generator and nothing else. It cannot hold a conversation, answer general "
+    "It knows the templates of its task generator and nothing else. It cannot hold a conversation, answer "
+    "general "
     "questions, write code beyond its few kinds of functions, or read any language but plain English.",
     "It is made to test and show decoding, not to be used for its answers.",
     "Numbers are small: word problems and arithmetic beyond the generator's ranges are guessed.",
@@ -38,9 +42,12 @@ _COMMON_LIMITS = (
 )
 _LIMITS = {
     "tiny-llada": (
-        "Word problems are its weak side: it often has the answer and then goes on with more, meaningless steps (see "
-        "the example). The likely reason is that most of its training canvases ended soon after the answer, so that it "
-        "learned to fill a canvas; this has not been tested. The data have roomier canvases now, but the stage that "
+        "Word problems are its weak side: it often has the answer and then goes on with more, meaningless "
+        "steps (see "
+        "the example). The likely reason is that most of its training canvases ended soon after the answer, "
+        "so that it "
+        "learned to fill a canvas; this has not been tested. The data have roomier canvases now, but the "
+        "stage that "
         "would have trained on them did not run.",
     ),
     "tiny-dream": (
@@ -51,8 +58,8 @@ _LIMITS = {
 
 
 def card(name: str, results: Path, folder: Path) -> str:
-    """The README of a bundled model from `results` (committed JSON) and the sizes of the files in `folder`."""
-    trained = _read(results / f"training-{name}.json")
+    """The README of a bundled model from `results` (committed JSON) and the sizes of the files in
+    `folder`.""" trained = _read(results / f"training-{name}.json")
     path = results / f"card-{name}.json"
     measured = _read(path) if path.exists() else None
     sections = [
@@ -83,9 +90,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 _DATA = (
-    "All data are made by `flash_dllm.train.tasks`: eleven families of short tasks from templates, with answers that a "
-    "program can check. No text of other people or models is in them. Training, development and test questions never "
-    "coincide: a hash of the question decides its split. *New questions* below are of templates seen in training; *new "
+    "All data are made by `flash_dllm.train.tasks`: eleven families of short tasks from templates, with "
+    "answers that a "
+    "program can check. No text of other people or models is in them. Training, development and test "
+    "questions never "
+    "coincide: a hash of the question decides its split. *New questions* below are of templates seen in "
+    "training; *new "
     "templates* were never drawn in training."
 )
 
@@ -94,7 +104,8 @@ def _intro(name: str, trained: dict[str, Any], folder: Path) -> str:
     shape = trained["shape"]
     size = (folder / "model.safetensors").stat().st_size
     return (
-        f"{_WHAT[name]}, trained by this project: {trained['parameters']:,} parameters, {shape['layers']} layers of width "
+        f"{_WHAT[name]}, trained by this project: {trained['parameters']:,} parameters, {shape['layers']} "
+        f"layers of width "
         f"{shape['d_model']}, {shape['heads']} heads ({shape['kv_heads']} for keys and values), vocabulary "
         f"{shape['vocab']:,}. `model.safetensors` has {size / 1e6:.2f} MB: int8 rows with scales."
     )
@@ -102,22 +113,29 @@ def _intro(name: str, trained: dict[str, Any], folder: Path) -> str:
 
 def _training(trained: dict[str, Any]) -> str:
     rows = [
-        (s["stage"], f"{s['steps']:,}", f"{s['tokens'] / 1e6:,.0f} M", s["train_seconds"], f"`{s['command']}`")
+        (
+            s["stage"],
+            f"{s['steps']:,}",
+            f"{s['tokens'] / 1e6:,.0f} M",
+            s["train_seconds"],
+            f"`{s['command']}`",
+        )
         for s in trained["stages"]
     ]
     causal = trained["shape"]["layout"] == "qwen2"
     aim = (
         "Cross entropy of the next token of the response."
         if causal
-        else "Cross entropy of hidden tokens with weight 1/t, t stratified in a batch; prompts stay visible but for 5 % of "
-        "the samples."
+        else "Cross entropy of hidden tokens with weight 1/t, t stratified in a batch; prompts stay visible
+        but for 5 % of " "the samples."
     )
     before, after = trained["held"], trained["held_int8"]
     cost = ", ".join(f"{after[t] - before[t]:+.5f} at {t}" for t in before)
     versions = trained["versions"]
     return "\n\n".join(
         (
-            f"{trained['date']}, on one {trained['device']}, torch {versions['torch']}, Python {versions['python']}. {aim} Muon for the matrices, AdamW for the "
+            f"{trained['date']}, on one {trained['device']}, torch {versions['torch']}, Python "
+            f"{versions['python']}. {aim} Muon for the matrices, AdamW for the "
             f"rest, bfloat16 with float32 masters. {trained['note']}",
             _table(("stage", "steps", "tokens", "seconds of training", "command"), rows),
             f"Rounding to int8 changes the held-out loss by {cost} (nats a token). The loss curve is in "
@@ -127,12 +145,14 @@ def _training(trained: dict[str, Any]) -> str:
 
 
 def _accuracy(trained: dict[str, Any], measured: dict[str, Any] | None) -> Iterable[str]:
-    """Right answers in percent with 95 % Wilson intervals: the engine's runs first, then the trainer's own."""
-    tables = trained["tables"]
+    """Right answers in percent with 95 % Wilson intervals: the engine's runs first, then the trainer's
+    own.""" tables = trained["tables"]
     if measured is not None:
         yield (
-            f"New questions through the engine: {measured['date']}, {measured['device']}, {measured['dtype']}, blocks of 32, "
-            f"answers of {measured['length']} positions, no cache; `{measured['command']}`. {measured['note']} Tokens a "
+            f"New questions through the engine: {measured['date']}, {measured['device']}, "
+            f"{measured['dtype']}, blocks of 32, "
+            f"answers of {measured['length']} positions, no cache; `{measured['command']}`. "
+            f"{measured['note']} Tokens a "
             "forward count the answer up to its first stop token."
         )
         runs = {_setting(run): run for run in measured["runs"]}
@@ -141,9 +161,11 @@ def _accuracy(trained: dict[str, Any], measured: dict[str, Any] | None) -> Itera
         infill = measured["infill_on_cpu"]
         bare = infill["without_stop_token"]
         yield (
-            f"Gaps in texts with canvases, afterwards on a CPU in {infill['dtype']} at threshold 0.9: {infill['right']} of "
+            f"Gaps in texts with canvases, afterwards on a CPU in {infill['dtype']} at threshold 0.9: "
+            f"{infill['right']} of "
             f"{infill['n']} right, {infill['tokens_per_forward']} tokens a forward (`{infill['command']}`). "
-            f"Without the stop token that follows such a text in training {bare['right']} of {bare['n']} are right."
+            f"Without the stop token that follows such a text in training {bare['right']} of {bare['n']} "
+            f"are right."
         )
         lower = [label for label in rows if label not in ("threshold 0.9", "greedy")]
         if lower:
@@ -151,7 +173,8 @@ def _accuracy(trained: dict[str, Any], measured: dict[str, Any] | None) -> Itera
             yield _families({label: rows[label] for label in lower})
         if measured["not_run"]:
             yield (
-                f"{len(measured['not_run'])} of the {len(measured['not_run']) + len(runs)} planned runs were not made: "
+                f"{len(measured['not_run'])} of the {len(measured['not_run']) + len(runs)} planned runs "
+                f"were not made: "
                 "those of new templates"
                 + ("." if lower else " and those at lower thresholds.")
                 + " What follows is the trainer's own evaluation."
@@ -161,8 +184,8 @@ def _accuracy(trained: dict[str, Any], measured: dict[str, Any] | None) -> Itera
         ("questions", "decoding", "n", "all", "word problems", "tokens a forward, all", "word problems"),
         [
             (
-                {"test": "new", "heldout": "new templates"}[split], setting.replace("b32 0", "threshold 0").replace("b32 ", ""),
-                table["all"]["n"], _percent(table["all"]), _percent(table["gsm"]),
+                {"test": "new", "heldout": "new templates"}[split], setting.replace("b32 0", "threshold
+                0").replace("b32 ", ""), table["all"]["n"], _percent(table["all"]), _percent(table["gsm"]),
                 table["all"]["tokens_per_forward"], table["gsm"]["tokens_per_forward"],
             )
             for (split, setting), table in ((key.split(" ", 1), table) for key, table in tables.items())
@@ -183,7 +206,9 @@ def _goals(measured: dict[str, Any]) -> str:
     for key, label in (("all", "over all families"), ("gsm", "on word problems")):
         met = got[key] >= FLOORS[key]
         verdict = "met" if met else "missed" + (", the easier goal too" if got[key] < EASIER[key] else "")
-        lines.append(f"{FLOORS[key]:g} % greedy {label} ({EASIER[key]:g} % at least): {got[key]} %, {verdict}")
+        lines.append(
+            f"{FLOORS[key]:g} % greedy {label} ({EASIER[key]:g} % at least): {got[key]} %, {verdict}"
+        )
     tokens = threshold["families"]["gsm"]["tokens_per_forward"]
     low, high = PARALLEL
     verdict = "met" if low <= tokens <= high else "missed"

@@ -1,7 +1,7 @@
 """Training data made beside the training: worker processes write packed batches as files in memory.
 
-Plain processes and files instead of `multiprocessing`: no start method, no queue, no thread. The loader takes one
-batch from each worker in turn, so the order depends on the number of workers only.
+Plain processes and files instead of `multiprocessing`: no start method, no queue, no thread. The loader takes
+one batch from each worker in turn, so the order depends on the number of workers only.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from flash_dllm.train.tokenizer import EOS, load_tokenizer
 BUCKETS = (96, 128, 160, 192, 256, 384, 512, 1024)
 MASKABLE = 1 << 13
 _CHUNK = 256
-# Room for the response: a canvas as decoders use it. With a snug canvas for most samples a model learns to read the
-# answer's length off the canvas, and goes on calculating until a longer one is full.
+# Room for the response: a canvas as decoders use it. With a snug canvas for most samples a model learns to
+# read the answer's length off the canvas, and goes on calculating until a longer one is full.
 _ROOM = ((0.25, 0), (0.55, 128), (0.90, 192), (1.0, 256))
 
 
@@ -136,8 +136,9 @@ def _room() -> Path | None:
 class Loader:
     """Starts the workers and hands out their batches in turn. `close` ends them.
 
-    A worker renames each batch to its final name when it is complete and stops `depth` files ahead of the reader. No
-    threads: a reader thread would compete with the training loop for the interpreter at each partial read of a pipe.
+    A worker renames each batch to its final name when it is complete and stops `depth` files ahead of the
+    reader. No threads: a reader thread would compete with the training loop for the interpreter at each
+    partial read of a pipe.
     """
 
     def __init__(self, source: Source, workers: int, depth: int = 12) -> None:

@@ -121,9 +121,7 @@ class Optimizer:
         scale = torch._foreach_div(second, 1 - b2**age)
         torch._foreach_sqrt_(scale)
         torch._foreach_add_(scale, 1e-9)
-        torch._foreach_addcdiv_(
-            [self.masters[n] for n in self.others], first, scale, -rate / (1 - b1**age)
-        )
+        torch._foreach_addcdiv_([self.masters[n] for n in self.others], first, scale, -rate / (1 - b1**age))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, by name (`master.`, `momentum.`, `first.`, `second.`)."""
@@ -139,8 +137,8 @@ class Optimizer:
     def load(self, tensors: dict[str, Tensor], steps: int, fresh_at: int = 0) -> bool:
         """Restores `tensors()` and the step count; the model's own weights follow the masters.
 
-        A finished run's state has masters only: the moments then start anew, as after step `steps`. Returns whether
-        moments were restored. `fresh_at` is the step at which the saved ones had started.
+        A finished run's state has masters only: the moments then start anew, as after step `steps`. Returns
+        whether moments were restored. `fresh_at` is the step at which the saved ones had started.
         """
         own = self.tensors()
         weights = {name for name in own if name.startswith("master.")}

@@ -14,8 +14,8 @@ class Recipe:
     """Everything that defines a training run but the time. `tokens` a step; `stages` maps a name to its
     schedule span.
 
-    Stages A and B make up one schedule. C continues a finished model, usually on changed data: the optimizer starts
-    anew from its weights, and the rates from where B began.
+    Stages A and B make up one schedule. C continues a finished model, usually on changed data: the optimizer
+    starts anew from its weights, and the rates from where B began.
     """
 
     name: str

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 class Curve:
     """Learning-rate factor over the plan: constant up to `flat`, then linear to zero at the end.
 
-    Each stage starts with `warmup` steps from zero, or `rewarm` where it resumes a state with moments: only the momentum
-    is rough then.
+    Each stage starts with `warmup` steps from zero, or `rewarm` where it resumes a state with moments: only
+    the momentum is rough then.
     """
 
     flat: float = 0.25

@@ -1,11 +1,12 @@
 """Templates with counted free choices, and the random source that fills them.
 
 A template is text with alternations `[a|b|c]` (one is drawn; an option may repeat to weigh more, or be empty)
-and slots `{name}` filled from a mapping. An alternation that ends up in an *answer* is a place where a decoder cannot
-know the next words for sure, so the source counts them: that count predicts the forward passes of parallel decoding.
+and slots `{name}` filled from a mapping. An alternation that ends up in an *answer* is a place where a
+decoder cannot know the next words for sure, so the source counts them: that count predicts the forward passes
+of parallel decoding.
 
-How free answers are is the knob for how hard parallel decoding is. A part of the places in answers is *habitual*: the
-first option is drawn nearly always. Families of free text have no habits.
+How free answers are is the knob for how hard parallel decoding is. A part of the places in answers is
+*habitual*: the first option is drawn nearly always. Families of free text have no habits.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def _compiled(template: str) -> tuple[str | tuple[str, ...], ...]:
 class Draw:
     """One sample's random source. Uses only `random.Random.random`, whose sequence Python promises to keep.
 
-    `heldout` says which half of a template pair is drawn; `habits` whether answers have habitual places; `free`
-    counts the answer's free choices.
+    `heldout` says which half of a template pair is drawn; `habits` whether answers have habitual places;
+    `free` counts the answer's free choices.
     """
 
     def __init__(self, seed: int, heldout: bool, habits: bool = True) -> None:

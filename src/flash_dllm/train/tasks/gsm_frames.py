@@ -198,9 +198,11 @@ MORE: dict[str, tuple[str, ...]] = {
         "{g} come back. Find the number of {u}.",
     ),
     "sharing": (
-        "{a} boxes hold {b} {u} each and {c} more lie beside them. {N} throws {e} away and divides the others "
+        "{a} boxes hold {b} {u} each and {c} more lie beside them. {N} throws {e} away and divides the "
+        "others "
         "between {f} children. Every child then gives {g} back. How many {u} do the children have?",
-        "From {a} boxes of {b} {u} and {c} single {u}, {e} are sold. {f} children get equal parts of what is left, "
+        "From {a} boxes of {b} {u} and {c} single {u}, {e} are sold. {f} children get equal parts of what "
+        "is left, "
         "but each of them breaks {g}. Find the number of {u} that they still have together.",
     ),
 }

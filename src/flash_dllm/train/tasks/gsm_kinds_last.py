@@ -322,11 +322,13 @@ def classroom(d: Draw) -> Numbers:
         "{f} children, and each child gives {g} {u} away. How many {u} do the children keep together?",
         "There are {a} boxes with {b} {u} each in a school, and {c} {u} more arrive. After {e} {u} are taken "
         "away, the rest is shared by {f} children. Each of them loses {g}. How many {u} do they have in all?",
-        "{N} packs {b} {u} into each of {a} boxes and adds {c} {u}. {M} takes {e}. The others go to {f} children "
+        "{N} packs {b} {u} into each of {a} boxes and adds {c} {u}. {M} takes {e}. The others go to {f} "
+        "children "
         "in equal parts, and every child uses {g} of them. How many {u} are left with the children?",
     ),
     held=(
-        "{f} children share what {N} has in equal parts: {a} boxes of {b} {u} and {c} single ones, without the {e} "
+        "{f} children share what {N} has in equal parts: {a} boxes of {b} {u} and {c} single ones, without "
+        "the {e} "
         "that {M} took. When each child has spent {g}, how many {u} are there among the children?",
     ),
     lines=(
