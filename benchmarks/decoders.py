@@ -1,7 +1,7 @@
 """Accuracy, tokens a forward and rows a token of methods on the bundled model's own held-out problems.
 
-    python benchmarks/decoders.py PLAN OUT.json [--model M] [--seconds N] [--shard I/N] [--slots N] [--limit
-    N]
+    python benchmarks/decoders.py PLAN OUT.json [--model M] [--seconds N] [--shard I/N] [--slots N]
+        [--limit N]
 
 A plan is a list of runs (see PLANS); each run decodes the same problems and records which were right, so that
 runs can be compared pairwise. Written after every run, so that a time limit loses nothing but the runs not
@@ -25,7 +25,11 @@ from flash_dllm.train.evaluate import questions
 from flash_dllm.train.tasks import Sample, check, make
 
 LENGTH = 192
-Run = tuple[str, str, str, dict[str, Any], dict[str, Any]]  # problems, cache, decoding, options, request fields
+SHOWN = (
+    "problems", "method", "options", "request", "accuracy", "tokens_per_forward", "rows_per_token", "seconds"
+)  # fmt: skip
+# Problems, cache, decoding, options, request fields.
+Run = tuple[str, str, str, dict[str, Any], dict[str, Any]]
 W = {"schedule": "window"}
 SMALL = {"lookahead": 16, "track": 32}
 
@@ -34,12 +38,13 @@ def decoder_runs() -> list[Run]:
     """Decoders without a cache (issue: threshold, verify by rule and view, branch by K and gamma)."""
     runs: list[Run] = [("gsm", "none", "greedy", W, {})]
     runs += [("gsm", "none", "threshold", W, {"epsilon": e}) for e in (0.9, 0.95, 0.85, 0.8, 0.7)]
-    for views in ("paper", "leak-free", "branch"):
+    views = ("paper", "leak-free", "branch")
+    for view in views:
         for rule in ("product", "paper"):
-            runs += [("gsm", "none", "verify", {"views": views}, {"rule": rule, "gamma": 0.8})]
+            runs += [("gsm", "none", "verify", {"views": view}, {"rule": rule, "gamma": 0.8})]
     for k in (4, 2, 1):
         runs += [("gsm", "none", "branch", {"branches": k}, {"gamma": g}) for g in (0.6, 0.8, 0.5, 0.4, 0.7)]
-    runs += [("gsm", "none", "verify", {"views": v}, {"gamma": 0.6}) for v in ("paper", "leak-free", "branch")]
+    runs += [("gsm", "none", "verify", {"views": v}, {"gamma": 0.6}) for v in views]
     runs += [("gsm", "none", "factor", W, {"factor": f}) for f in (0.5, 1.0)]
     return runs
 
@@ -150,11 +155,12 @@ def main() -> None:
     args = parser.parse_args()
     began = time.monotonic()
     index, count = map(int, args.shard.split("/"))
-    llm = LLM(args.model, cache="none", decoding="threshold", dtype=args.dtype, max_num_seqs=args.slots, max_model_len=320)
+    size = {"max_num_seqs": args.slots, "max_model_len": 320}
+    llm = LLM(args.model, cache="none", decoding="threshold", dtype=args.dtype, **size)
     sets = {}
     report: dict[str, Any] = {
-        "plan": args.plan, "shard": args.shard, "length": LENGTH, **circumstances(llm), "not_run": [], "
-        ""runs": []
+        "plan": args.plan, "shard": args.shard, "length": LENGTH, **circumstances(llm),
+        "not_run": [], "runs": [],
     }  # fmt: skip
     for run in PLANS[args.plan]()[index::count]:
         if time.monotonic() - began > args.seconds:
@@ -165,10 +171,10 @@ def main() -> None:
             result = run_one(llm, samples, run)
         except Exception as error:  # a run that fails must not lose the others
             traceback.print_exc()
-            result = {"method": f"{run[1]}+{run[2]}", "options": run[3], "request": run[4], "failed_with": repr(error)}
+            result = {"method": f"{run[1]}+{run[2]}", "options": run[3], "request": run[4]}
+            result["failed_with"] = repr(error)
         report["runs"].append(result)
-        keys = ("problems", "method", "options", "request", "accuracy", "tokens_per_forward", "rows_per_token", "seconds")
-        print(json.dumps({k: result.get(k) for k in keys}), flush=True)
+        print(json.dumps({key: result.get(key) for key in SHOWN}), flush=True)
         args.out.write_text(json.dumps(report) + "\n")
     args.out.write_text(json.dumps(report) + "\n")
 

@@ -3,14 +3,16 @@
 #
 #   benchmarks/train_tiny.sh STAGE BUDGET OUT [PREVIOUS]
 #
-# STAGE     A, B or C
+# STAGE     A and B train a model; C continues a finished one, usually on changed data
 # BUDGET    seconds for the whole stage (at most 540)
 # OUT       folder for the parts: stage-STAGE.tar.00 ... (at most 15 MB each) and train-STAGE.log
 # PREVIOUS  OUT of the stage before (its parts), or a folder with one folder a model
 #
 # Two GPUs: tiny-llada has the first one, the other two models share the second. One GPU: tiny-llada trains alone, then
 # the others for SIDE_SECONDS (default 120) of the budget. A failing side model does not stop the main one.
-# PYTHON, MAIN, DREAM, GUIDE (recipe names, empty to leave out), WORKERS override the defaults.
+# PYTHON, MAIN, DREAM, GUIDE (recipe names, empty to leave out), WORKERS override the defaults; RESERVE is how many
+# seconds of the budget are kept for saving and measuring; WORK is where the models are written before packing.
+# Exit status 1 when a model failed.
 set -u
 stage=$1 budget=$2 out=$3 previous=${4:-}
 python=${PYTHON:-python3}
@@ -18,8 +20,9 @@ main=${MAIN-tiny-llada} dream=${DREAM-tiny-dream} guide=${GUIDE-tiny-guide}
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$root/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=4
 export TORCHINDUCTOR_COMPILE_THREADS=8
-work=${WORK:-/tmp/flash-dllm-train}/$stage
+work=${WORK:-$(mktemp -d)}/$stage
 mkdir -p "$out" "$work"
+out=$(cd "$out" && pwd)
 log=$out/train-$stage.log
 : >"$log"
 
@@ -35,7 +38,9 @@ train() { # gpu recipe budget workers; the guide has one stage and is trained be
   local resume=()
   [ -n "$previous" ] && [ -f "$previous/$2/state.safetensors" ] && resume=(--resume "$previous/$2")
   CUDA_VISIBLE_DEVICES=$1 "$python" -m flash_dllm.train run --recipe "$2" --stage "$stage" --budget "$3" \
-    --workers "$4" --out "$work/$2" --reserve "${RESERVE:-0}" "${resume[@]}" >>"$log" 2>&1 || echo "$2 failed" >>"$log"
+    --workers "$4" --out "$work/$2" --reserve "${RESERVE:-0}" "${resume[@]}" >>"$log" 2>&1 && return
+  echo "$2 failed" >>"$log"
+  touch "$work/failed"
 }
 
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
@@ -70,3 +75,4 @@ done
 [ ${#list[@]} -gt 0 ] && tar -c "${list[@]}" | split -b 15000000 -d -a 2 - "$out/stage-$stage.tar."
 ls -l "$out"
 tail -n 40 "$log"
+[ ! -e "$work/failed" ]

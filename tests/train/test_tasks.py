@@ -12,7 +12,7 @@ from flash_dllm.train.tasks import FAMILIES, check, make, mixture, words
 from flash_dllm.train.tasks.code import check_code
 from flash_dllm.train.tasks.grammar import Draw, habitual
 from flash_dllm.train.tasks.gsm import wrong_marks
-from flash_dllm.train.tasks.gsm_kinds import KINDS
+from flash_dllm.train.tasks.gsm_kind import KINDS
 
 STABLE = "2c1d671b9863439eab554d9f170aba8e7e08a19884ec275519ad84cb6173dff0"
 

@@ -28,6 +28,10 @@ from .types import Candidates, Lanes, Plan, Rows, View
 from .visibility import canvas_view
 
 
+UNMOVED = 1e-11
+"""A 1 - cosine below this is rounding."""
+
+
 @dataclass
 class Store:
     """Outputs of every position before they join the residual, [S, L + 1, d] a layer, dtype of the model.
@@ -171,7 +175,9 @@ class _Pass:
             values[rows.slot, rows.place] = new.view(-1, *values.shape[2:])
         # Half the squared distance of unit vectors is 1 - cosine without cancellation: most rows hardly move.
         apart = F.normalize(new.float(), dim=1) - F.normalize(old.float(), dim=1)
-        return self.spread(rows, apart.square().sum(1) / 2)
+        moved = apart.square().sum(1) / 2
+        # Rows that did not move differ by rounding, which varies with the batch: ties go to the lower position.
+        return self.spread(rows, torch.where(moved < UNMOVED, 0.0, moved))
 
     def attention(self, index: int, layer: LayerWeights, h: Tensor, rows: Rows) -> None:
         """Recompute the attention of ``rows`` from their normed inputs ``h`` [N, d] and store it."""

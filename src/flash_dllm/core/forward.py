@@ -65,6 +65,8 @@ def mean_query(q: Tensor, plan: Plan) -> Tensor:
     """Mean query of each slot's scoring rows, [S, H, D] float32."""
     assert plan.score_rows is not None
     picked = q[plan.reads.flatten()].unflatten(0, plan.reads.shape).float()
+    # A candidate that does not exist reads any row, perhaps that of a slot whose numbers are not finite.
+    picked = picked.masked_fill(~plan.score_rows[..., None, None], 0.0)
     weight = plan.score_rows.float()
     weight = weight / weight.sum(1, keepdim=True).clamp_min(1)
     return torch.einsum("schd,sc->shd", picked, weight)

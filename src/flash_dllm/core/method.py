@@ -307,6 +307,10 @@ class Verifier:
         """Key places that its rows need."""
         return 0
 
+    def room(self, width: int) -> int:
+        """The same for a step of ``width`` candidates, which a block may have more of than was foreseen."""
+        return self.scratch()
+
 
 @dataclass
 class Method:

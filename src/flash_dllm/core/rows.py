@@ -41,7 +41,7 @@ def rectangle(
         token: [S, R] tokens, by default what the canvas holds.
         place: [S, R] key places, by default each position's own.
         rank: [S, R] or one number.
-        dense: see :class:`Group`; only for rows that are all valid.
+        dense: see :class:`Group`.
     """
     width = pos.shape[1]
     valid = valid & state.running[:, None]
@@ -84,13 +84,29 @@ def sweep_rows(state: State, base: int, slots: list[int], lanes: Lanes) -> list[
     return parts
 
 
+def run_rows(
+    state: State, base: int, lanes: Lanes, pos: Tensor, valid: Tensor, place: Tensor | None = None
+) -> Rows:
+    """Rows of rank 0 at ``pos`` [S, R] of the slots in ``lanes.run``, which see their whole canvas.
+
+    On the CPU canvases of equal length share a rectangle that needs no mask; elsewhere all share one, since there a
+    launch costs more than a mask.
+    """
+    by_total: dict[int, list[int]] = {}
+    for slot in lanes.run:
+        by_total.setdefault(lanes.total[slot], []).append(slot)
+    if state.device.type != "cpu" and len(by_total) > 1:
+        return rectangle(state, base, tuple(lanes.run), base + max(by_total), pos, valid, place=place)
+    return Rows.concat([
+        rectangle(state, base, tuple(slots), base + total, pos, valid, place=place, dense=True)
+        for total, slots in by_total.items()
+    ])  # fmt: skip
+
+
 def fed_rows(state: State, base: int, lanes: Lanes, flags: Tensor) -> Rows:
     """Rows at the flagged positions [S, L] of the slots in ``lanes.run``; reads their largest number back."""
-    slots = tuple(lanes.run)
-    widest = int(flags.sum(1)[list(slots)].max())
-    pos, valid = leftmost(flags, widest)
-    n_keys = base + max(lanes.total[s] for s in slots)
-    return rectangle(state, base, slots, n_keys, pos, valid)
+    widest = int(flags.sum(1)[lanes.run].max())
+    return run_rows(state, base, lanes, *leftmost(flags, widest))
 
 
 def row_map(state: State, rows: Rows) -> Tensor:
@@ -121,18 +137,15 @@ def with_readers(
     at = predictor(cand.pos, shift)
     reads = row_map(state, rows).gather(1, at)
     if shift and lanes.run:
-        slots = tuple(lanes.run)
-        n_keys = base + max(lanes.total[s] for s in slots)
         missing = (reads < 0) & cand.valid
-        trash = torch.full_like(at, TRASH)
-        readers = rectangle(state, base, slots, n_keys, at, missing, place=trash)
-        start = len(rows)
+        readers = run_rows(state, base, lanes, at, missing, torch.full_like(at, TRASH))
+        starts = [0] * state.slots
+        for group in readers.groups:
+            for lane, slot in enumerate(group.slots):
+                starts[slot] = len(rows) + group.start + lane * group.width
+        first = torch.tensor(starts, device=state.device)[:, None]
         rows = Rows.concat([rows, readers])
-        lane = torch.full((state.slots,), 0, dtype=torch.int64, device=state.device)
-        lane[torch.tensor(slots, device=state.device)] = torch.arange(len(slots), device=state.device)
-        width = at.shape[1]
-        own = start + lane[:, None] * width + torch.arange(width, device=state.device)
-        reads = torch.where(missing, own, reads)
+        reads = torch.where(missing, first + torch.arange(at.shape[1], device=state.device), reads)
     return rows, reads.clamp_min(0)
 
 

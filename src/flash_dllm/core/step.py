@@ -144,6 +144,8 @@ class Decoder:
         """
         state, method, policy = self.state, self.method, self.method.cache
         before = state.step.clone()
+        if method.verifier is not None:
+            self.ctx.kv.reserve(method.verifier.room(lanes.width))
         cand = method.schedule.candidates(state, lanes.width)
         cand = Candidates(cand.pos, cand.valid & state.running[:, None])
         lanes = self._with_due(lanes)

@@ -110,6 +110,8 @@ class Engine:
             raise RequestError(f"{len(canvas.stop_ids)} stop token ids; at most {self.state.stop_ids.shape[1]}")
         if request.shadow is not None and not self.method.cache.supports_cfg:
             raise RequestError(f"cache={self.method.cache.name!r} has no classifier-free guidance (cfg_scale)")
+        if request.shadow is not None and self.method.verifier is not None:
+            raise RequestError(f"method {self.method.name} has no classifier-free guidance (cfg_scale)")
         request.canvas = self.method.cache.prepare(canvas, self.positions)
         self.scheduler.add(request)
 
@@ -220,7 +222,7 @@ class Engine:
         finished = Finished(
             request=request,
             ids=ids,
-            end=min(stop_pos, n) if end is None else end,
+            end=min(stop_pos, n - int(request.canvas.numbers.get("pad", 0))) if end is None else end,
             reason=reason,
             stop_reason=stop,
             steps=int(state.step[slot]),

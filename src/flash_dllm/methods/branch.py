@@ -28,7 +28,7 @@ from flash_dllm.core.visibility import set_interval
 from flash_dllm.kernels.head_confidence import HeadOut
 
 from .fast_dllm import Threshold
-from .verify import Builder, FlashVerify, accept_prefix, branch_rows
+from .verify import Builder, FlashVerify, accept_prefix, branch_rows, widened
 
 
 class BranchDecoding(Folded):
@@ -57,7 +57,7 @@ class BranchDecoding(Folded):
     ) -> tuple[Search, Plan]:
         pool = (state.draft_prob > 0) & state.wanted
         pos, valid = highest(state.draft_prob, pool, self.branches)
-        search = Search(pos, state.draft_token.gather(1, pos), valid)
+        search = widened(Search(pos, state.draft_token.gather(1, pos), valid), self.branches)
         n_keys = ctx.kv.base + max(lanes.total[s] for s in lanes.live)
         b = Builder(state, lanes, ctx, search, plan.view, n_keys)
         rows, token, rank, _ = branch_rows(b, cand, 1, self.branches)

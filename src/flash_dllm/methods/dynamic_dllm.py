@@ -84,6 +84,10 @@ class DynamicCache(IntervalCache):
         self.compare_inputs = compare == "input"
         self.moved: Tensor | None = None
 
+    def reset(self, slot: int) -> None:
+        if self.moved is not None:
+            self.moved[:, slot] = 0.0
+
     def between(self, state: State, turn: Turn, start: Tensor, layers: int) -> Turn:
         sizes = turn.n_probed
         widths = [n if self.window >= n else min(n, self.window // 2 * 2 + 1) for n in sizes]

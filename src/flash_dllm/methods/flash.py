@@ -24,7 +24,7 @@ from flash_dllm.core.cache import KVCache
 from flash_dllm.core.method import CachePolicy, PassOut
 from flash_dllm.core.noise import counter_uniform
 from flash_dllm.core.forward import Context
-from flash_dllm.core.rows import rectangle
+from flash_dllm.core.rows import run_rows
 from flash_dllm.core.select import highest, leftmost
 from flash_dllm.core.state import State
 from flash_dllm.core.step import StepRecord
@@ -102,12 +102,10 @@ class FlashCache(CachePolicy):
         return highest(self.key(state), pool, self.track)
 
     def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
-        slots = tuple(lanes.run)
-        n_keys = kv.base + max(lanes.total[s] for s in slots)
         masked = leftmost(state.masked, min(lanes.width + self.lookahead, state.positions))
         tracked = self.tracked(state)
         pos, valid = (torch.cat(pair, 1) for pair in zip(masked, tracked, strict=True))
-        return [rectangle(state, kv.base, slots, n_keys, pos, valid)]
+        return [run_rows(state, kv.base, lanes, pos, valid)]
 
     def run(self, ctx: Context, state: State, lanes: Lanes, cand: Candidates, plan: Plan | None) -> PassOut:
         out = super().run(ctx, state, lanes, cand, plan)
@@ -131,12 +129,15 @@ class FlashCache(CachePolicy):
         """Remember slots whose uncommitted candidates lost confidence since the last step."""
         if self._mean is None:
             self._mean = torch.zeros(state.slots, device=state.device)
-        left = (record.cand.valid & ~record.take).float()
-        mean = (record.draft.prob * left).sum(1) / left.sum(1).clamp_min(1)
+        left = record.cand.valid & state.wanted.gather(1, record.cand.pos)
+        some = left.any(1)
+        mean = torch.where(left, record.draft.prob, 0.0).sum(1) / left.sum(1).clamp_min(1)
         swept = torch.zeros(state.slots, dtype=torch.bool, device=state.device)
         swept[torch.tensor(record.swept, dtype=torch.int64, device=state.device)] = True
-        self._drifted = ~swept & (state.step > 0) & (self._mean - mean > self.refresh_on_drift)
-        self._mean = torch.where(state.running, mean, self._mean)
+        self._drifted = some & ~swept & (state.step > 0) & (self._mean - mean > self.refresh_on_drift)
+        # Where none stays there is nothing to compare; a new request forgets what its slot had before.
+        kept = torch.where(state.step > 0, self._mean, 0.0)
+        self._mean = torch.where(state.running, torch.where(some, mean, kept), self._mean)
 
 
 def refreshed(state: State, rows: Rows, base: int) -> None:

@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flash_dllm.core.forward import Context
 from flash_dllm.core.method import CachePolicy, Rule, Search, Second, prefix_true
@@ -51,7 +52,15 @@ def most_confident(state: State, cand: Candidates, draft: Draft, taken: Tensor, 
     rank = rank_of(draft.confidence, open_)
     order = torch.empty_like(rank).scatter_(1, rank, torch.arange(rank.shape[1]).to(rank).expand_as(rank))
     best = order[:, :n]
-    return Search(cand.pos.gather(1, best), draft.token.gather(1, best), open_.gather(1, best))
+    return widened(Search(cand.pos.gather(1, best), draft.token.gather(1, best), open_.gather(1, best)), n)
+
+
+def widened(search: Search, n: int) -> Search:
+    """``search`` with ``n`` entries: a short canvas or block has fewer positions."""
+    short = n - search.pos.shape[1]
+    if short <= 0:
+        return search
+    return Search(*(pad(t, (0, short)) for t in (search.pos, search.token, search.valid)))
 
 
 class FlashVerify(TwoPass):
@@ -82,6 +91,9 @@ class FlashVerify(TwoPass):
         if self.views == "branch":
             return self.search * self.window
         return 2 * self.search + self.verify_rows - 2
+
+    def room(self, width: int) -> int:
+        return self.search * width if self.views == "branch" else self.scratch()
 
     def accept(self, state: State, search: Search, second: Second) -> Tensor:
         return accept_prefix(state, search, second)

@@ -142,7 +142,8 @@ def _without(logits: Tensor, ids: tuple[int, ...], rows: Tensor | None) -> Tenso
 
 
 def _tempered(logits: Tensor, temperature: Tensor) -> Tensor:
-    return logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    # Below the floor the quotient could overflow; it is an argmax long before.
+    return logits / torch.where(temperature > 0, temperature.clamp_min(1e-6), 1.0)[:, None]
 
 
 def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -153,7 +154,8 @@ def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     mass = ordered.softmax(-1).cumsum(-1)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     before = torch.cat([mass.new_zeros(mass.shape[0], 1), mass[:, :-1]], -1)
-    keep = before <= sampling.top_p[:, None]
+    # Rounded sums pass 1, so top_p = 1 keeps everything by name: filters may be on for a batch mate's sake.
+    keep = (before <= sampling.top_p[:, None]) | (sampling.top_p[:, None] >= 1)
     keep &= (rank < sampling.top_k[:, None]) | (sampling.top_k[:, None] <= 0)
     keep[:, 0] = True
     return torch.full_like(logits, NEG_INF).scatter(-1, order, ordered.masked_fill(~keep, NEG_INF))

@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 from flash_dllm.train.tasks.basic import arith, check_ending, check_last_number, convert, lists
 from flash_dllm.train.tasks.code import check_code, check_json, code, extract
+from flash_dllm.train.tasks.facts import fact
 from flash_dllm.train.tasks.grammar import Draw
 from flash_dllm.train.tasks.gsm import check_gsm, gsm, wrong_marks
 from flash_dllm.train.tasks.infill import check_infill, infill
 from flash_dllm.train.tasks.prose import check_letter, check_story, letter, story
 from flash_dllm.train.tasks.sample import Parts, Sample, render
-from flash_dllm.train.tasks.talk import chat, check_chat, fact
+from flash_dllm.train.tasks.talk import chat, check_chat
 
 __all__ = ["FAMILIES", "WEIGHTS", "Sample", "Split", "check", "make", "mixture", "render", "wrong_marks"]
 

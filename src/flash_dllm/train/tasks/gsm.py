@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from flash_dllm.train.tasks import gsm_kinds as _first
 from flash_dllm.train.tasks import gsm_kinds_last as _last
+from flash_dllm.train.tasks import gsm_kinds_long as _long
 from flash_dllm.train.tasks import gsm_kinds_more as _more
 from flash_dllm.train.tasks import words
 from flash_dllm.train.tasks.grammar import Draw, capital
 from flash_dllm.train.tasks.gsm_frames import MORE
-from flash_dllm.train.tasks.gsm_kinds import KINDS, Kind, Step
+from flash_dllm.train.tasks.gsm_kind import KINDS, Kind, Step
 from flash_dllm.train.tasks.sample import Parts
 
-MODULES = (_more, _last)  # importing them registers their kinds
+MODULES = (_first, _last, _long, _more)  # importing them registers their kinds, in this order
 
 _FIRST = ("First, ", "To start, ", "At first, ", "To begin, ", "First of all, ", "")
 _MIDDLE = ("Then ", "Next, ", "After that, ", "Now ", "And ", "Next we see that ", "")

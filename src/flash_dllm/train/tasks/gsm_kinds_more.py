@@ -1,10 +1,10 @@
-"""The second half of the kinds of word problems (see `gsm_kinds`)."""
+"""More kinds of word problems (see `gsm_kind`)."""
 
 from __future__ import annotations
 
 from flash_dllm.train.tasks import words
 from flash_dllm.train.tasks.grammar import Draw
-from flash_dllm.train.tasks.gsm_kinds import Numbers, kind
+from flash_dllm.train.tasks.gsm_kind import Numbers, kind
 
 
 @kind(
