@@ -10,6 +10,7 @@ all: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is too old: Python 3.11 or later is needed (make PYTHON=...)"; exit 1; }
+	@echo "Setting up .venv: PyTorch and the rest, a minute or a few, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dev]"
 	@touch $(READY)

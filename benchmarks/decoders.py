@@ -35,38 +35,53 @@ SMALL = {"lookahead": 16, "track": 32}
 
 
 def decoder_runs() -> list[Run]:
-    """Decoders without a cache (issue: threshold, verify by rule and view, branch by K and gamma)."""
-    runs: list[Run] = [("gsm", "none", "greedy", W, {})]
-    runs += [("gsm", "none", "threshold", W, {"epsilon": e}) for e in (0.9, 0.95, 0.85, 0.8, 0.7)]
-    views = ("paper", "leak-free", "branch")
-    for view in views:
-        for rule in ("product", "paper"):
-            runs += [("gsm", "none", "verify", {"views": view}, {"rule": rule, "gamma": 0.8})]
-    for k in (4, 2, 1):
-        runs += [("gsm", "none", "branch", {"branches": k}, {"gamma": g}) for g in (0.6, 0.8, 0.5, 0.4, 0.7)]
-    runs += [("gsm", "none", "verify", {"views": v}, {"gamma": 0.6}) for v in views]
+    """Decoders without a cache, the main ones first: threshold, verify by rule and view, branch by K."""
+    runs: list[Run] = [("gsm", "none", "threshold", W, {"epsilon": e}) for e in (0.9, 0.95, 0.8, 0.7)]
+    runs += [
+        ("gsm", "none", "branch", {"branches": k}, {"gamma": g})
+        for k, g in ((4, 0.6), (2, 0.6), (1, 0.6), (4, 0.4))
+    ]
+    for views in ("paper", "leak-free", "branch"):
+        runs += [
+            ("gsm", "none", "verify", {"views": views}, {"rule": r, "gamma": 0.8})
+            for r in ("product", "paper")
+        ]
+    runs += [("gsm", "none", "branch", {"branches": k}, {"gamma": g}) for k in (4, 2, 1) for g in (0.8, 0.5)]
+    runs += [("gsm", "none", "threshold", W, {"epsilon": 0.85}), ("gsm", "none", "greedy", W, {})]
+    runs += [
+        ("gsm", "none", "branch", {"branches": k}, {"gamma": g}) for k, g in ((2, 0.4), (1, 0.4), (4, 0.7))
+    ]
+    runs += [
+        ("gsm", "none", "verify", {"views": v}, {"gamma": 0.6}) for v in ("paper", "leak-free", "branch")
+    ]
     runs += [("gsm", "none", "factor", W, {"factor": f}) for f in (0.5, 1.0)]
     return runs
 
 
 def cache_runs() -> list[Run]:
-    """Flash-Cache: tracking by budget at equal rows, then the other options, then decoders over it."""
+    """Flash-Cache: tracking by budget at equal rows, decoders over it, then the other options."""
     runs: list[Run] = []
     for track in (32, 16, 64):
         for by in ("attention", "random", "recent", "none"):
             runs += [("gsm", "flash", "threshold", {"lookahead": 16, "track": track, "track_by": by}, {})]
     runs += [("gsm", "flash", "threshold", {"lookahead": 16, "track": 0}, {})]
+    for views in ("paper", "leak-free", "branch"):
+        runs += [("gsm", "flash", "verify", {**SMALL, "views": views}, {"gamma": 0.8})]
+    runs += [
+        ("gsm", "flash", "branch", {**SMALL, "branches": k}, {"gamma": g})
+        for k, g in ((4, 0.6), (2, 0.6), (4, 0.4))
+    ]
+    runs += [("gsm", "flash", "verify", {**SMALL, "pin": "verified"}, {"gamma": 0.8})]
     for option in (
         {"score_layers": "from-third"}, {"lookahead": 48}, {"lookahead": 0}, {"refresh_every": 8},
         {"refresh_every": 16}, {"refresh_on_drift": 0.05}, {"track": 64, "lookahead": 48}, {"window": 32},
     ):  # fmt: skip
         runs += [("gsm", "flash", "threshold", {**SMALL, **option}, {})]
     runs += [("gsm", "flash", "threshold", SMALL, {"epsilon": e}) for e in (0.95, 0.8)]
-    for views in ("paper", "leak-free", "branch"):
-        runs += [("gsm", "flash", "verify", {**SMALL, "views": views}, {"gamma": 0.8})]
-    runs += [("gsm", "flash", "verify", {**SMALL, "pin": "verified"}, {"gamma": 0.8})]
-    for k in (4, 2, 1):
-        runs += [("gsm", "flash", "branch", {**SMALL, "branches": k}, {"gamma": g}) for g in (0.6, 0.5, 0.4)]
+    runs += [
+        ("gsm", "flash", "branch", {**SMALL, "branches": k}, {"gamma": g})
+        for k, g in ((1, 0.6), (2, 0.4), (1, 0.4))
+    ]
     runs += [("gsm", "flash", "greedy", SMALL, {})]
     return runs
 

@@ -43,6 +43,7 @@ def test_a_template_starts_with_bos_once(llm: LLM) -> None:
 
 
 @needs_weights
+@pytest.mark.slow
 def test_the_demo_answers(run: Run) -> None:
     outcome = run("demo")
     assert outcome.code == 0, outcome.err

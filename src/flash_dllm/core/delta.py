@@ -27,7 +27,6 @@ from .state import State
 from .types import Candidates, Lanes, Plan, Rows, View
 from .visibility import canvas_view
 
-
 UNMOVED = 1e-11
 """A 1 - cosine below this is rounding."""
 
@@ -176,7 +175,7 @@ class _Pass:
         # Half the squared distance of unit vectors is 1 - cosine without cancellation: most rows hardly move.
         apart = F.normalize(new.float(), dim=1) - F.normalize(old.float(), dim=1)
         moved = apart.square().sum(1) / 2
-        # Rows that did not move differ by rounding, which varies with the batch: ties go to the lower position.
+        # Rows that did not move differ by rounding, which varies with the batch: they tie.
         return self.spread(rows, torch.where(moved < UNMOVED, 0.0, moved))
 
     def attention(self, index: int, layer: LayerWeights, h: Tensor, rows: Rows) -> None:

@@ -114,6 +114,13 @@ def _engine(measured: dict[str, Any]) -> Iterator[str]:
         f"(`{cpu['command']}`). Without the stop token that follows such a text in training: "
         f"{bare['right']} of {bare['n']}."
     )
+    rooms = measured.get("word_problems_by_room_on_cpu", ())
+    if rooms:
+        counts = ", ".join(f"{r['right']} of {r['n']} with {r['max_tokens']}" for r in rooms)
+        yield (
+            f"Word problems with that many positions for the answer, on a CPU in {rooms[0]['dtype']}, "
+            f"threshold 0.9: {counts} are right."
+        )
     if measured["not_run"]:
         missing = "new templates" + ("" if lower else " and lower thresholds")
         yield (

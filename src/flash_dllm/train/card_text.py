@@ -44,9 +44,10 @@ DATA = (
 LIMITS = {
     "tiny-llada": (
         "Word problems are its weak side: it often has the answer and then goes on with more, meaningless "
-        "steps (see the example). The likely reason is that most of its training canvases ended soon after "
-        "the answer, so that it learned to fill a canvas. The task generator makes roomier canvases now, "
-        "but the stage that would have trained on them did not run.",
+        "steps (see the example). A likely reason is that most of its training canvases ended soon after "
+        "the answer, so that it learned to fill a canvas. With less room it does a little better (see "
+        "above), on too few problems to be sure. The task generator makes roomier canvases now, but the "
+        "stage that would have trained on them did not run.",
     ),
     "tiny-dream": (
         "In short dialogue more than a quarter of its answers are wrong; why has not been looked into.",
