@@ -36,13 +36,17 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     method = build_method(cache, decoding or "threshold", family=config.family)
     assert config.mask_id is not None
     length = args.prompt + args.answer
-    engine = Engine(model, method, Vocabulary(config.n_tokens, config.mask_id), slots=args.batch, positions=length)
+    engine = Engine(
+        model, method, Vocabulary(config.n_tokens, config.mask_id), slots=args.batch, positions=length
+    )
     made = torch.Generator().manual_seed(0)
     for index in range(args.batch):
         prompt = torch.randint(0, 500, (args.prompt,), generator=made).tolist()
         masked = [False] * args.prompt + [True] * args.answer
         numbers = {"stop_at_eos": False, "epsilon": 1.0}
-        engine.add(Request(str(index), Canvas([*prompt, *[config.mask_id] * args.answer], masked, (), numbers)))
+        engine.add(
+            Request(str(index), Canvas([*prompt, *[config.mask_id] * args.answer], masked, (), numbers))
+        )
 
     def timed() -> float:
         if device.type == "cuda":

@@ -44,7 +44,9 @@ def graphable_pairs() -> list[tuple[str, str, str]]:
 PAIRS = graphable_pairs()
 
 
-def run_step(config: ModelConfig, family: str, cache: str, decoding: str, device: str, **options: Any) -> None:
+def run_step(
+    config: ModelConfig, family: str, cache: str, decoding: str, device: str, **options: Any
+) -> None:
     """Two steps of a batch that mixes sweeping and running slots, on fake tensors."""
     with FakeTensorMode() if device == "cpu" else nullcontext():
         model = empty_model(config, torch.float32, device)
@@ -53,7 +55,10 @@ def run_step(config: ModelConfig, family: str, cache: str, decoding: str, device
         kv = KVCache.allocate(config, SLOTS, POSITIONS, scratch, model.embed)
         state = State(SLOTS, POSITIONS, device=device)
         decoder = Decoder(
-            Context.build(model, kv, POSITIONS), state, method, Vocabulary(config.vocab_size, config.mask_id or 0)
+            Context.build(model, kv, POSITIONS),
+            state,
+            method,
+            Vocabulary(config.vocab_size, config.mask_id or 0),
         )
         decoder.hints.sampling = decoder.hints.suppress = decoder.hints.filters = method.verifier is None
         width = method.schedule.width([32] * SLOTS, [16] * SLOTS)

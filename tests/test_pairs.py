@@ -1,8 +1,8 @@
 """Every cache with every decoding that it accepts, on canvases of odd shapes.
 
 Complaints about other engines (numbered rows of a survey of issue trackers) that have a test here: 1, 2
-(batches with a dual cache, batches of Dream), 3, 5, 6, 7, 9 (an answer does not depend on batch mates, padding
-or token values), 26 (ids beyond the tokenizer and MASK are never written), 29 (a non-finite request fails
+(batches with a dual cache, batches of Dream), 3, 5, 6, 7, 9 (an answer does not depend on mates, padding or
+token values), 26 (ids beyond the tokenizer and MASK are never written), 29 (a non-finite request fails
 alone), 38 (blocks longer and shorter than the answer), 41, 46 (prompt lengths).
 """
 

@@ -82,7 +82,7 @@ def test_counter_noise_is_uniform_and_uncorrelated() -> None:
     i = torch.arange(200_000)
     for words in ((i, torch.zeros_like(i)), (torch.zeros_like(i), i), (i // 500, i % 500)):
         u = counter_uniform(*words)
-        assert 0 < float(u.min()) and float(u.max()) < 1
+        assert float(u.min()) > 0 and float(u.max()) < 1
         assert float(u.mean()) == pytest.approx(0.5, abs=4e-3)
         assert float(u.var()) == pytest.approx(1 / 12, abs=2e-3)
         lagged = torch.corrcoef(torch.stack([u[:-1], u[1:]]))[0, 1]
@@ -124,7 +124,9 @@ def test_a_cleared_slot_remembers_nothing() -> None:
     state = loaded((3, 5))
     for grid in ("score", "draft_prob", "log_prob", "fresh"):
         getattr(state, grid).fill_(1)
-    state.commit(torch.tensor([[3]]), torch.tensor([[9]]), torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    state.commit(
+        torch.tensor([[3]]), torch.tensor([[9]]), torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    )
     state.bound.fill_(0.5)
     state.clear(0)
     fresh = State(1, 24)

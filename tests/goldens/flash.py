@@ -23,7 +23,11 @@ def run_flash(model: Model, trace: dict[str, Any]) -> None:
     """Replay a trace with the reference preset and compare every iteration."""
     p = trace["params"]
     method = reference(
-        p["eos_id"], verify=p["verify"], window=p["block_length"], track_num=p["track_num"], mask_num=p["mask_num"]
+        p["eos_id"],
+        verify=p["verify"],
+        window=p["block_length"],
+        track_num=p["track_num"],
+        mask_num=p["mask_num"],
     )
     engine = Engine(
         model, method, Vocabulary(VOCAB, p["mask_id"]), slots=p["batch_size"], positions=trace["max_length"]

@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-
 from flash_dllm.core.noise import Noise, TorchCPUNoise
 from flash_dllm.core.state import Canvas
 from flash_dllm.core.step import Vocabulary
@@ -94,7 +93,9 @@ class Setup:
 SetupFor = Callable[[dict[str, Any], str], Setup | None]
 
 
-def build_engine(model: Model, setup: Setup, *, slots: int, positions: int, noise: Noise | None = None) -> Engine:
+def build_engine(
+    model: Model, setup: Setup, *, slots: int, positions: int, noise: Noise | None = None
+) -> Engine:
     method = build_method(
         setup.cache, setup.decoding, family=model.config.family, schedule=setup.schedule, **setup.options
     )
@@ -143,5 +144,3 @@ def check_step(index: int, ours: SlotStep, theirs: dict[str, Any], setup: Setup)
         assert close(seen, confidence, setup.tolerance), (
             f"pass {index}, position {pos}: confidence {seen} against {confidence}"
         )
-
-

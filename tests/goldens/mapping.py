@@ -59,9 +59,7 @@ def _fast_dllm_dream(trace: dict[str, Any], name: str) -> Setup:
         decoding = "quota" if cache == "none" else "threshold"
         return Setup(cache, decoding, numbers, schedule=schedule)
     # The public block code ranks by entropy under every other name.
-    return Setup(
-        cache, "entropy", numbers, schedule=schedule, tolerance=ENTROPY_TOLERANCE, sure_in_full=True
-    )
+    return Setup(cache, "entropy", numbers, schedule=schedule, tolerance=ENTROPY_TOLERANCE, sure_in_full=True)
 
 
 def _fast_dllm(trace: dict[str, Any], name: str) -> Setup:

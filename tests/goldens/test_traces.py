@@ -9,7 +9,15 @@ import pytest
 from flash_dllm.models.config import ModelError
 
 from .harness import (
-    EOS, MASK, TraceFile, build_engine, check_step, find_traces, golden_model, make_request, model_sha256,
+    EOS,
+    MASK,
+    TraceFile,
+    build_engine,
+    check_step,
+    find_traces,
+    golden_model,
+    make_request,
+    model_sha256,
     run_case,
 )  # fmt: skip
 from .mapping import setup_for

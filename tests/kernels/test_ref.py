@@ -47,7 +47,10 @@ def test_row_attention_sees_exactly_its_intervals(
 ) -> None:
     made = torch.Generator().manual_seed(seed)
     q = randn(lanes, rows, heads[0], 8, seed=seed)
-    keys, values = randn(lanes, places, heads[1], 8, seed=seed + 1), randn(lanes, places, heads[1], 8, seed=seed + 2)
+    keys, values = (
+        randn(lanes, places, heads[1], 8, seed=seed + 1),
+        randn(lanes, places, heads[1], 8, seed=seed + 2),
+    )
     rank = torch.randint(0, 4, (lanes, rows), generator=made, dtype=torch.int32)
     lo = torch.randint(0, 4, (lanes, places), generator=made, dtype=torch.int32)
     hi = torch.randint(0, 5, (lanes, places), generator=made, dtype=torch.int32)
@@ -163,14 +166,20 @@ def test_probability_of_wanted_tokens() -> None:
     assert torch.allclose(out.prob_wanted.double(), probs.gather(1, wanted[:, None])[:, 0], atol=1e-6)
 
 
-def sampling(rows: int, temperature: float, top_p: float = 1.0, top_k: int = 0, seed: int = 0, **more: object) -> Sampling:
+def sampling(
+    rows: int, temperature: float, top_p: float = 1.0, top_k: int = 0, seed: int = 0, **more: object
+) -> Sampling:
     made = torch.Generator().manual_seed(seed)
 
     def uniform(vocab: int) -> torch.Tensor:
         return torch.rand(rows, vocab, dtype=torch.float64, generator=made).clamp(1e-12, 1 - 1e-12)
 
     return Sampling(
-        torch.full((rows,), temperature), torch.full((rows,), top_p), torch.full((rows,), top_k), uniform, **more
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_p),
+        torch.full((rows,), top_k),
+        uniform,
+        **more,
     )  # type: ignore[arg-type]
 
 
@@ -188,7 +197,13 @@ def test_samples_follow_the_tempered_distribution(categorical: bool) -> None:
 
 def test_filters_keep_the_smallest_set_with_the_mass() -> None:
     logits = torch.tensor([0.5, 0.3, 0.0, 0.0, 0.15, 0.05]).clamp_min(1e-9).log().expand(4000, 6)
-    for top_p, top_k, kept in ((0.79, 0, {0, 1}), (1.0, 1, {0}), (1e-9, 0, {0}), (0.9, 0, {0, 1, 4}), (0.9, 2, {0, 1})):
+    for top_p, top_k, kept in (
+        (0.79, 0, {0, 1}),
+        (1.0, 1, {0}),
+        (1e-9, 0, {0}),
+        (0.9, 0, {0, 1, 4}),
+        (0.9, 2, {0, 1}),
+    ):
         out = confidence(logits, spec(n_tokens=6, mask_id=3, sampling=sampling(4000, 1.0, top_p, top_k)))
         assert set(out.token.tolist()) == kept
 

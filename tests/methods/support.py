@@ -39,7 +39,9 @@ def decode(
 ) -> list[Finished]:
     """Decode ``prompts``; the i-th answer has i tokens more than the first. Answers in the prompts' order."""
     if engine is None:
-        engine = build_engine(model, setup, slots=slots, positions=max(map(len, prompts)) + length + len(prompts))
+        engine = build_engine(
+            model, setup, slots=slots, positions=max(map(len, prompts)) + length + len(prompts)
+        )
         poison(engine)
     if records is not None:
         engine.observer = lambda _, record: records.append(record)

@@ -72,7 +72,9 @@ def test_refilled_slots_give_what_one_at_a_time_gives(
     model: Model, cache: str, decoding: str, options: dict[str, Any]
 ) -> None:
     prompts = random_prompts(9, 21, 14, 6, 11)
-    numbers = [{"epsilon": e, "gamma": g} for e, g in ((0.6, 0.5), (0.9, 0.4), (0.5, 0.8), (0.7, 0.3), (0.6, 0.6))]
+    numbers = [
+        {"epsilon": e, "gamma": g} for e, g in ((0.6, 0.5), (0.9, 0.4), (0.5, 0.8), (0.7, 0.3), (0.6, 0.6))
+    ]
     setup = Setup(cache, decoding, {"block_length": 8}, options)
     batch = decode(model, setup, prompts, slots=3, numbers=numbers)
     alone = [

@@ -61,7 +61,9 @@ def dense(model: Model, rows: list[Row], sees: Callable[[Row, Row], bool]) -> to
     return F.linear(h, model.head).softmax(-1)
 
 
-def mask_view(model: Model, views: str, canvas: list[int], drafts: list[tuple[int, int]], k: int) -> torch.Tensor:
+def mask_view(
+    model: Model, views: str, canvas: list[int], drafts: list[tuple[int, int]], k: int
+) -> torch.Tensor:
     """The distribution by which draft k is judged, from the definition of the view."""
     place = {pos: i for i, (pos, _) in enumerate(drafts)}
     window = sorted(place) if views != "branch" else _window(canvas, drafts)
@@ -116,7 +118,9 @@ def model(request: pytest.FixtureRequest, golden_dir: Path) -> Model:
     return golden_model(golden_dir / request.param)
 
 
-def first_step(model: Model, views: str, monkeypatch: pytest.MonkeyPatch, change: int | None = None) -> StepRecord:
+def first_step(
+    model: Model, views: str, monkeypatch: pytest.MonkeyPatch, change: int | None = None
+) -> StepRecord:
     """One step without commits by confidence but one; draft ``change`` replaced by another token."""
     plain = verify.most_confident
 
@@ -139,19 +143,24 @@ def first_step(model: Model, views: str, monkeypatch: pytest.MonkeyPatch, change
 
 
 @pytest.mark.parametrize("views", VIEWS)
-def test_views_equal_a_dense_masked_forward(model: Model, views: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_equal_a_dense_masked_forward(
+    model: Model, views: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = first_step(model, views, monkeypatch)
     assert record.search is not None and record.second is not None
     prompt = random_prompts(15)[0]
     canvas = prompt + [MASK] * 20
     taken = record.take[0]
-    for pos, token in zip(record.cand.pos[0][taken].tolist(), record.draft.token[0][taken].tolist(), strict=True):
+    for pos, token in zip(
+        record.cand.pos[0][taken].tolist(), record.draft.token[0][taken].tolist(), strict=True
+    ):
         canvas[pos] = token
     drafts = list(zip(record.search.pos[0].tolist(), record.search.token[0].tolist(), strict=True))
     if views == "branch":
         # The copies hold every candidate of the step, the commit included.
         monkeypatch.setattr(
-            f"{__name__}._window", lambda canvas, drafts: sorted(record.cand.pos[0][record.cand.valid[0]].tolist())
+            f"{__name__}._window",
+            lambda canvas, drafts: sorted(record.cand.pos[0][record.cand.valid[0]].tolist()),
         )
     for k, (_, token) in enumerate(drafts):
         expected = mask_view(model, views, canvas, drafts, k)

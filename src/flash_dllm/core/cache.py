@@ -27,9 +27,7 @@ class KVCache:
     base: int
 
     @classmethod
-    def allocate(
-        cls, config: ModelConfig, slots: int, positions: int, scratch: int, like: Tensor
-    ) -> KVCache:
+    def allocate(cls, config: ModelConfig, slots: int, positions: int, scratch: int, like: Tensor) -> KVCache:
         """Allocate ``slots`` canvases of ``positions`` with ``scratch`` extra places, dtype of ``like``."""
         shape = (slots, 1 + scratch + positions, config.n_kv_heads, config.head_dim)
 

@@ -78,9 +78,7 @@ def sweep_rows(state: State, base: int, slots: list[int], lanes: Lanes) -> list[
         equal = all(lanes.total[s] == longest for s in group)
         pos = state.order[:longest].expand(state.slots, longest)
         valid = pos < state.total[:, None]
-        parts.append(
-            rectangle(state, base, tuple(sorted(group)), base + longest, pos, valid, dense=equal)
-        )
+        parts.append(rectangle(state, base, tuple(sorted(group)), base + longest, pos, valid, dense=equal))
     return parts
 
 

@@ -60,9 +60,10 @@ class State:
     ``log_prob`` float32 and ``pass_at`` int32 of each commit.
     [L]: ``order``, positions 0 .. L-1.
     [S]: ``phase``, ``step``, ``nfe``, ``rows`` (rows recomputed), ``first``, ``total``, ``stop_pos`` (first
-    committed stop token), ``blocks``, ``block``, ``block_step``, ``block_masks`` (how many blocks, the current
-    one, steps spent in it, masks it started with), ``bound`` (certificate so far), ``by_confidence``, ``by_verify`` and ``unbounded`` (tokens by
-    how they were committed, and those of groups without a bound) and the numbers of :data:`NUMBERS`.
+    committed stop token), ``blocks``, ``block``, ``block_step``, ``block_masks`` (how many blocks, the current one,
+    steps spent in it, masks it started with), ``bound`` (certificate so far), ``by_confidence``, ``by_verify`` and
+    ``unbounded`` (tokens by how they were committed, and those of groups without a bound) and the numbers of
+    :data:`NUMBERS`.
     """
 
     def __init__(self, slots: int, positions: int, stop_width: int = 8, device: str | torch.device = "cpu"):

@@ -68,7 +68,13 @@ class TwoPass(Verifier):
     """A verifier that runs a second pass after the commits by confidence."""
 
     def expand(
-        self, state: State, lanes: Lanes, cand: Candidates, draft: Draft, taken: Tensor, policy: CachePolicy,
+        self,
+        state: State,
+        lanes: Lanes,
+        cand: Candidates,
+        draft: Draft,
+        taken: Tensor,
+        policy: CachePolicy,
         ctx: Context,
     ) -> tuple[Search, Plan]:
         """The drafts to test and the rows of the second pass; its reads [S, K] are the mask views."""
@@ -84,7 +90,9 @@ class Folded(Verifier):
 
     folded = True
 
-    def fold(self, state: State, lanes: Lanes, cand: Candidates, plan: Plan, ctx: Context) -> tuple[Search, Plan]:
+    def fold(
+        self, state: State, lanes: Lanes, cand: Candidates, plan: Plan, ctx: Context
+    ) -> tuple[Search, Plan]:
         """Drafts left from the last step, and ``plan`` with the branch rows added.
 
         The plan's reads become [S, C * (K + 1)]: the canvas candidates, then each branch's.
@@ -140,8 +148,7 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, lanes: Lanes) -> StepRecord:
-        """One commit round of every live slot.
-        """
+        """One commit round of every live slot."""
         state, method, policy = self.state, self.method, self.method.cache
         before = state.step.clone()
         if method.verifier is not None:
@@ -271,8 +278,13 @@ class Decoder:
                 choose=choose,
             )
         return HeadSpec(
-            vocabulary.n_tokens, vocabulary.mask_id, rule.measure, suppress,
-            vocabulary.eos_ids, vocabulary.quiet_ids, sampling,
+            vocabulary.n_tokens,
+            vocabulary.mask_id,
+            rule.measure,
+            suppress,
+            vocabulary.eos_ids,
+            vocabulary.quiet_ids,
+            sampling,
         )
 
     def _read(self, hidden: Tensor, cand: Candidates, lanes: Lanes) -> Draft:

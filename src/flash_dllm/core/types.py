@@ -81,9 +81,7 @@ class Rows:
         start = 0
         for part in parts:
             for group in part.groups:
-                groups.append(
-                    Group(group.slots, group.start + start, group.width, group.n_keys, group.dense)
-                )
+                groups.append(Group(group.slots, group.start + start, group.width, group.n_keys, group.dense))
             start += len(part)
         names = ("token", "pos", "slot", "place", "rank", "valid")
         columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}

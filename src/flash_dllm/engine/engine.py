@@ -107,9 +107,13 @@ class Engine:
         if request.stop_strings and self.text is None:
             raise RequestError("stop strings need a tokenizer, and this checkpoint has none")
         if len(canvas.stop_ids) > self.state.stop_ids.shape[1]:
-            raise RequestError(f"{len(canvas.stop_ids)} stop token ids; at most {self.state.stop_ids.shape[1]}")
+            raise RequestError(
+                f"{len(canvas.stop_ids)} stop token ids; at most {self.state.stop_ids.shape[1]}"
+            )
         if request.shadow is not None and not self.method.cache.supports_cfg:
-            raise RequestError(f"cache={self.method.cache.name!r} has no classifier-free guidance (cfg_scale)")
+            raise RequestError(
+                f"cache={self.method.cache.name!r} has no classifier-free guidance (cfg_scale)"
+            )
         if request.shadow is not None and self.method.verifier is not None:
             raise RequestError(f"method {self.method.name} has no classifier-free guidance (cfg_scale)")
         request.canvas = self.method.cache.prepare(canvas, self.positions)

@@ -62,55 +62,98 @@ DREAM_SCHEDULES = ("whole", "blocks", "blocks-dream-as-released")
 CACHES: dict[str, Entry] = {
     "none": Entry("core.method:CachePolicy", "every position recomputed in every pass", schedules=()),
     "prefix": Entry(
-        "methods.fast_dllm:PrefixCache", "whole refresh at block starts; then block and suffix", "2505.22618",
+        "methods.fast_dllm:PrefixCache",
+        "whole refresh at block starts; then block and suffix",
+        "2505.22618",
         schedules=BLOCK_SCHEDULES,
     ),
     "dual": Entry(
-        "methods.fast_dllm:DualCache", "whole refresh at block starts; then the block alone", "2505.22618",
+        "methods.fast_dllm:DualCache",
+        "whole refresh at block starts; then the block alone",
+        "2505.22618",
         schedules=BLOCK_SCHEDULES,
     ),
     "dkv-decode": Entry(
-        "methods.dkv_cache:DecodeCache", "a token is kept from one step after it was decoded", "2505.15781",
-        {"refresh": None, "shift_type": "un"}, ("whole", "blocks", "window"), per_family=True,
+        "methods.dkv_cache:DecodeCache",
+        "a token is kept from one step after it was decoded",
+        "2505.15781",
+        {"refresh": None, "shift_type": "un"},
+        ("whole", "blocks", "window"),
+        per_family=True,
     ),
     "dkv-greedy": Entry(
-        "methods.dkv_cache:GreedyCache", "planned random order; only what is due and its window", "2505.15781",
-        {"refresh": 2, "window": 4}, ("blocks",), decodings=("random",),
+        "methods.dkv_cache:GreedyCache",
+        "planned random order; only what is due and its window",
+        "2505.15781",
+        {"refresh": 2, "window": 4},
+        ("blocks",),
+        decodings=("random",),
     ),
     "dkv-prefill": Entry(
-        "methods.dkv_cache:PrefillCache", "the prompt is computed once", "2505.15781",
-        {"shift_type": "un"}, ("whole", "blocks", "window"), per_family=True,
+        "methods.dkv_cache:PrefillCache",
+        "the prompt is computed once",
+        "2505.15781",
+        {"shift_type": "un"},
+        ("whole", "blocks", "window"),
+        per_family=True,
     ),
     "dkv-pd": Entry(
-        "methods.dkv_cache:PdCache", "the prompt once, the answer as dkv-decode", "2505.15781",
-        {"refresh": None, "shift_type": "un"}, ("whole", "blocks", "window"), per_family=True,
+        "methods.dkv_cache:PdCache",
+        "the prompt once, the answer as dkv-decode",
+        "2505.15781",
+        {"refresh": None, "shift_type": "un"},
+        ("whole", "blocks", "window"),
+        per_family=True,
     ),
     "freecache": Entry(
-        "methods.flashdlm:FreeCache", "prompt and finished blocks are frozen for good", "2505.21467",
-        {"freeze": "last-step"}, ("blocks", "whole"), per_family=True,
+        "methods.flashdlm:FreeCache",
+        "prompt and finished blocks are frozen for good",
+        "2505.21467",
+        {"freeze": "last-step"},
+        ("blocks", "whole"),
+        per_family=True,
     ),
     "flash": Entry(
-        "methods.flash:FlashCache", "a masked window and a budget of tracked tokens every step", "2609.26796",
+        "methods.flash:FlashCache",
+        "a masked window and a budget of tracked tokens every step",
+        "2609.26796",
         {
-            "lookahead": 48, "track": 64, "track_by": "attention", "score_layers": "all", "pin": "all",
-            "refresh_every": 0, "refresh_on_drift": 0.0,
+            "lookahead": 48,
+            "track": 64,
+            "track_by": "attention",
+            "score_layers": "all",
+            "pin": "all",
+            "refresh_every": 0,
+            "refresh_on_drift": 0.0,
         },
         schedules=("window",),
     ),
     "elastic": Entry(
-        "methods.elastic:ElasticCache", "a window and what was decoded; deeper layers when attention drifts",
-        "2510.14973", {"drift": 0.9, "track_num": 1, "block_caching": True, "similarity": "heads"},
+        "methods.elastic:ElasticCache",
+        "a window and what was decoded; deeper layers when attention drifts",
+        "2510.14973",
+        {"drift": 0.9, "track_num": 1, "block_caching": True, "similarity": "heads"},
         schedules=("window", "blocks"),
     ),
     "dllm-cache": Entry(
-        "methods.dllm_cache:DLLMCache", "prompt and response at intervals; then what moved most", "2506.06295",
-        {"kp": 50, "kr": 7, "rho": 0.25, "split": "predicted"}, schedules=(),
+        "methods.dllm_cache:DLLMCache",
+        "prompt and response at intervals; then what moved most",
+        "2506.06295",
+        {"kp": 50, "kr": 7, "rho": 0.25, "split": "predicted"},
+        schedules=(),
     ),
     "dynamic": Entry(
-        "methods.dynamic_dllm:DynamicCache", "a window at the last commit and what moved most", "2606.26120",
+        "methods.dynamic_dllm:DynamicCache",
+        "a window at the last commit and what moved most",
+        "2606.26120",
         {
-            "window_size": 32, "layer_budget": 32, "kp": 5000, "kr": 5000,
-            "budget": "released", "compare": "value", "split": "predicted",
+            "window_size": 32,
+            "layer_budget": 32,
+            "kp": 5000,
+            "kr": 5000,
+            "budget": "released",
+            "compare": "value",
+            "split": "predicted",
         },
         schedules=(),
     ),
@@ -211,41 +254,50 @@ def build_method(
     """
     cache_entry: Entry = _known("cache", cache, CACHES)
     entry: Entry = _known("decoding", decoding, DECODINGS)
-    for kind, name, e in (("cache", cache, cache_entry), ("decoding", decoding, entry)):
-        if family not in e.families:
-            raise MethodError(f"{kind} {name!r} is not defined for {family} models (only {', '.join(e.families)})")
-    if entry.caches and cache not in entry.caches:
-        raise MethodError(f"decoding {decoding!r} does not run over cache {cache!r}; it runs over {', '.join(entry.caches)}")
-    if cache_entry.decodings and decoding not in cache_entry.decodings:
-        raise MethodError(
-            f"cache {cache!r} does not run with decoding {decoding!r}; it runs with {', '.join(cache_entry.decodings)}"
-        )
+    _check_pair(cache, cache_entry, decoding, entry, family)
     chosen = _schedule(cache, cache_entry, decoding, entry, schedule)
-    used: set[str] = set()
+    known = {
+        *(cache_entry.options or {}),
+        *(entry.options or {}),
+        *(("window",) if chosen == "window" else ()),
+    }
+    for name in sorted(set(options) - known):
+        its = ", ".join(sorted(known)) or "none"
+        raise MethodError(f"option {name!r} is not read by {cache}+{decoding}; its options: {its}")
 
-    def take(e: Entry) -> dict[str, Any]:
-        defaults = dict(e.options or {})
-        mine = {k: options[k] for k in defaults if k in options}
-        used.update(mine)
-        return {**defaults, **mine, **({"family": family} if e.per_family else {})}
+    def made(e: Entry) -> Any:
+        mine = {name: options.get(name, default) for name, default in (e.options or {}).items()}
+        try:
+            return e.build(**mine, **({"family": family} if e.per_family else {}))
+        except (TypeError, ValueError) as error:
+            raise MethodError(f"{cache}+{decoding}: {error}") from error
 
-    policy: CachePolicy = cache_entry.build(**take(cache_entry))
-    part = entry.build(**take(entry))
-    plan: Schedule
-    if chosen == "window":
-        size = options.get("window", WINDOW)
-        used.add("window")
-        plan = Window(size)
-    else:
-        plan = SCHEDULES[chosen]()
-    unread = set(options) - used
-    if unread:
-        names = sorted({*(cache_entry.options or {}), *(entry.options or {})} | ({"window"} if chosen == "window" else set()))
-        raise MethodError(
-            f"option {sorted(unread)[0]!r} is not read by {cache}+{decoding}; its options: {', '.join(names) or 'none'}"
-        )
+    policy: CachePolicy = made(cache_entry)
+    part = made(entry)
+    plan = Window(_window(options)) if chosen == "window" else SCHEDULES[chosen]()
     rule, verifier = part if isinstance(part, tuple) else (part, None)
     return assemble(policy, plan, rule, verifier)
+
+
+def _window(options: dict[str, Any]) -> int:
+    size = options.get("window", WINDOW)
+    if not isinstance(size, int) or size < 1:
+        raise MethodError(f"window={size!r}: a number of candidates, at least 1")
+    return size
+
+
+def _check_pair(cache: str, cache_entry: Entry, decoding: str, entry: Entry, family: str) -> None:
+    """Refuse what is not defined for the family and pairs that do not go together."""
+    for kind, name, e in (("cache", cache, cache_entry), ("decoding", decoding, entry)):
+        if family not in e.families:
+            only = ", ".join(e.families)
+            raise MethodError(f"{kind} {name!r} is not defined for {family} models (only {only})")
+    if entry.caches and cache not in entry.caches:
+        over = ", ".join(entry.caches)
+        raise MethodError(f"decoding {decoding!r} does not run over cache {cache!r}; it runs over {over}")
+    if cache_entry.decodings and decoding not in cache_entry.decodings:
+        its = ", ".join(cache_entry.decodings)
+        raise MethodError(f"cache {cache!r} does not run with decoding {decoding!r}; it runs with {its}")
 
 
 def assemble(policy: CachePolicy, schedule: Schedule, rule: Rule, verifier: Verifier | None = None) -> Method:
@@ -275,5 +327,7 @@ def _schedule(cache: str, cache_entry: Entry, decoding: str, entry: Entry, wante
     if wanted is None:
         return both[0]
     if wanted not in both:
-        raise MethodError(f"{cache}+{decoding} does not run on schedule {wanted!r}; it runs on {', '.join(both)}")
+        raise MethodError(
+            f"{cache}+{decoding} does not run on schedule {wanted!r}; it runs on {', '.join(both)}"
+        )
     return wanted

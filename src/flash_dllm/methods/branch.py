@@ -24,11 +24,11 @@ from flash_dllm.core.select import highest
 from flash_dllm.core.state import State
 from flash_dllm.core.step import Folded
 from flash_dllm.core.types import TRASH, Candidates, Draft, Lanes, Plan, Rows
-from flash_dllm.core.visibility import set_interval
+from flash_dllm.core.views import ViewBuilder, branch_rows
 from flash_dllm.kernels.head_confidence import HeadOut
 
 from .fast_dllm import Threshold
-from .verify import Builder, FlashVerify, accept_prefix, branch_rows, widened
+from .verify import FlashVerify, accept_prefix, widened
 
 
 class BranchDecoding(Folded):
@@ -59,27 +59,26 @@ class BranchDecoding(Folded):
         pos, valid = highest(state.draft_prob, pool, self.branches)
         search = widened(Search(pos, state.draft_token.gather(1, pos), valid), self.branches)
         n_keys = ctx.kv.base + max(lanes.total[s] for s in lanes.live)
-        b = Builder(state, lanes, ctx, search, plan.view, n_keys)
+        b = ViewBuilder(state, lanes, ctx, search, plan.view, n_keys)
         rows, token, rank, _ = branch_rows(b, cand, 1, self.branches)
         width = self.branches * cand.pos.shape[1]
+        parts = [plan.rows, rows]
         if ctx.model.config.shift:
-            parts = [plan.rows, rows, self._readers(b, cand, token, rank)]
-        else:
-            parts = [plan.rows, rows]
+            parts.append(self._readers(b, cand, token, rank))
         joined = Rows.concat(parts)
         reads = torch.cat([plan.reads, b.reads(len(joined) - len(parts[-1]), width)], 1)
         canvas = cand.valid.repeat(1, self.branches + 1)
         canvas[:, cand.pos.shape[1] :] = False
         return search, Plan(joined, plan.view, reads, canvas)
 
-    def _readers(self, b: Builder, cand: Candidates, token: Tensor, rank: Tensor) -> Rows:
+    def _readers(self, b: ViewBuilder, cand: Candidates, token: Tensor, rank: Tensor) -> Rows:
         """Rows at position j - 1 of every branch, with the token that the branch holds there."""
         state, count = b.state, self.branches
         at = predictor(cand.pos, True)
         hit = (at[..., None] == cand.pos[:, None]) & cand.valid[:, None]
         inside = (hit[:, None] * token[:, :, None]).sum(-1)
         here = torch.where(hit.any(-1)[:, None], inside, state.ids.gather(1, at)[:, None])
-        there = (torch.arange(1, count + 1, device=state.device) <= b.search.valid.sum(1, keepdim=True))
+        there = torch.arange(1, count + 1, device=state.device) <= b.search.valid.sum(1, keepdim=True)
         valid = there[..., None] & cand.valid[:, None]
         pos = at[:, None].expand(here.shape).flatten(1)
         ranks = rank[:, None].expand(count, at.shape[1]).reshape(-1)

@@ -31,7 +31,7 @@ positions in every pass and keeps their distributions: 4 V bytes a position (LLa
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from flash_dllm.core.delta import DeltaOut, Turn

@@ -27,7 +27,7 @@ and V, so twice those of a plain cache (heads = KV heads).
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from flash_dllm.core.forward import Context

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from flash_dllm.core.cache import KVCache
+from flash_dllm.core.forward import Context
 from flash_dllm.core.method import CachePolicy, PassOut
 from flash_dllm.core.noise import counter_uniform
-from flash_dllm.core.forward import Context
 from flash_dllm.core.rows import run_rows
 from flash_dllm.core.select import highest, leftmost
 from flash_dllm.core.state import State
@@ -62,7 +62,11 @@ class FlashCache(CachePolicy):
         _one_of("track_by", track_by, TRACK_BY)
         _one_of("score_layers", score_layers, ("all", "from-third"))
         _one_of("pin", pin, ("all", "verified"))
-        for name, value, least in (("lookahead", lookahead, 0), ("track", track, -1), ("refresh_every", refresh_every, 0)):
+        for name, value, least in (
+            ("lookahead", lookahead, 0),
+            ("track", track, -1),
+            ("refresh_every", refresh_every, 0),
+        ):
             if value < least:
                 raise ValueError(f"{name}={value}: at least {least}")
         self.lookahead, self.track, self.track_by, self.pin = lookahead, track, track_by, pin

@@ -30,10 +30,10 @@ from flash_dllm.core.select import highest, leftmost, rank_of
 from flash_dllm.core.state import Canvas, State
 from flash_dllm.core.step import StepRecord, TwoPass
 from flash_dllm.core.types import NEVER, Candidates, Draft, Lanes, Plan, Rows, View
+from flash_dllm.core.views import ViewBuilder
 from flash_dllm.core.visibility import canvas_view, set_interval
 
 from .flash import PINNED, THIS_STEP, FlashCache
-from .verify import Builder
 
 TILE = 128
 
@@ -126,7 +126,9 @@ class ReferenceCache(FlashCache):
     def prepare(self, canvas: Canvas, positions: int) -> Canvas:
         pad = positions - len(canvas.ids)
         return Canvas(
-            canvas.ids + [self.eos_id] * pad, canvas.masked + [True] * pad, canvas.stop_ids,
+            canvas.ids + [self.eos_id] * pad,
+            canvas.masked + [True] * pad,
+            canvas.stop_ids,
             {**canvas.numbers, "pad": pad, "stop_at_eos": False},
         )
 
@@ -210,12 +212,20 @@ class ReferenceVerify(TwoPass):
         return 4 * self.window
 
     def expand(
-        self, state: State, lanes: Lanes, cand: Candidates, draft: Draft, taken: Tensor, policy: CachePolicy,
+        self,
+        state: State,
+        lanes: Lanes,
+        cand: Candidates,
+        draft: Draft,
+        taken: Tensor,
+        policy: CachePolicy,
         ctx: Context,
     ) -> tuple[Search, Plan]:
         search = self._search(state, cand, draft, taken)
         view = self.cache.view(state, ctx.kv)
-        b = Builder(state, lanes, ctx, search, view, ctx.kv.base + max(self.cache._keys[s] for s in lanes.live))
+        b = ViewBuilder(
+            state, lanes, ctx, search, view, ctx.kv.base + max(self.cache._keys[s] for s in lanes.live)
+        )
         k = torch.arange(self.search, device=state.device, dtype=torch.int32)
         wide = torch.arange(2 * self.window, device=state.device).expand(state.slots, -1)
         drafts, masks = 1 + wide[:, : self.search], 1 + self.search + wide[:, : self.search]
@@ -278,5 +288,3 @@ def reference(
     verifier = ReferenceVerify(window, progress, cache) if verify else None
     options = rule.options | (verifier.options if verifier else frozenset())
     return Method(cache, ReferenceWindow(window, progress), rule, verifier, options)
-
-

@@ -32,12 +32,20 @@ PRESETS: dict[str, Preset] = {
     "math": _task("Table 3, MATH: track 64, gamma 0.85", 0.85),
     "humaneval": _task("Table 3, HumanEval: track 64, gamma 0.85", 0.85),
     "mbpp": _task("Table 3, MBPP: track 48, gamma 0.8", 0.8, track=48),
-    "reference": Preset("flash-reference", "verify", "the released code, quirks included; what its traces hold"),
+    "reference": Preset(
+        "flash-reference", "verify", "the released code, quirks included; what its traces hold"
+    ),
 }
 
 
 def build_preset(
-    name: str, *, family: str, eos_id: int | None, cache: str | None, decoding: str | None, options: dict[str, Any]
+    name: str,
+    *,
+    family: str,
+    eos_id: int | None,
+    cache: str | None,
+    decoding: str | None,
+    options: dict[str, Any],
 ) -> Method:
     """Construct the method of a preset; ``cache``, ``decoding`` and ``options`` override parts of it.
 
@@ -53,21 +61,28 @@ def build_preset(
     if name == "reference":
         return _reference(eos_id, cache, decoding, options)
     method = build_method(
-        cache or preset.cache, decoding or preset.decoding, family=family, **_merged(preset, cache, decoding, options)
+        cache or preset.cache,
+        decoding or preset.decoding,
+        family=family,
+        **_merged(preset, cache, decoding, options),
     )
     known = {k: v for k, v in preset.numbers.items() if k in method.options}
     method.preset = {**method.preset, **known}
     return method
 
 
-def _merged(preset: Preset, cache: str | None, decoding: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def _merged(
+    preset: Preset, cache: str | None, decoding: str | None, options: dict[str, Any]
+) -> dict[str, Any]:
     """The preset's options that the overriding parts still read, then the given ones."""
     if cache not in (None, preset.cache):
         return options
     return {**preset.options, **options}
 
 
-def _reference(eos_id: int | None, cache: str | None, decoding: str | None, options: dict[str, Any]) -> Method:
+def _reference(
+    eos_id: int | None, cache: str | None, decoding: str | None, options: dict[str, Any]
+) -> Method:
     if cache not in (None, "flash"):
         raise MethodError(f"preset 'reference' is Flash-Cache as released; it does not take cache={cache!r}")
     if decoding not in (None, "verify", "threshold"):

@@ -25,11 +25,11 @@ from torch.nn.functional import pad
 
 from flash_dllm.core.forward import Context
 from flash_dllm.core.method import CachePolicy, Rule, Search, Second, prefix_true
-from flash_dllm.core.rows import predictor, rectangle
 from flash_dllm.core.select import rank_of
 from flash_dllm.core.state import State
 from flash_dllm.core.step import TwoPass
-from flash_dllm.core.types import NEVER, TRASH, Candidates, Draft, Lanes, Plan, Rows, View
+from flash_dllm.core.types import NEVER, Candidates, Draft, Lanes, Plan, Rows
+from flash_dllm.core.views import ViewBuilder, branch_rows
 from flash_dllm.core.visibility import canvas_view, set_interval
 
 from .fast_dllm import Threshold
@@ -38,7 +38,10 @@ VIEWS = ("paper", "leak-free", "branch")
 
 
 def accept_prefix(state: State, search: Search, second: Second) -> Tensor:
-    """Drafts accepted by each slot's rule (``num["rule"]``: 0 product, 1 paper), [S, K] bool: a prefix of the search order."""
+    """Drafts accepted by each slot's rule, [S, K] bool: a prefix of the search order.
+
+    ``num["rule"]`` is 0 for the product rule and 1 for the paper's.
+    """
     gamma = state.num["gamma"][:, None]
     product = torch.where(search.valid, second.prob_draft, 0.0).cumprod(1) >= gamma
     agrees = (second.token == search.token) & (second.prob_draft >= gamma)
@@ -83,7 +86,9 @@ class FlashVerify(TwoPass):
         if not 1 <= search <= window:
             raise ValueError(f"search={search}: from 1 to the window's size {window}")
         if views != "branch" and verify_rows < 2 * search:
-            raise ValueError(f"verify_rows={verify_rows}: the views of search={search} drafts take {2 * search} rows")
+            raise ValueError(
+                f"verify_rows={verify_rows}: the views of search={search} drafts take {2 * search} rows"
+            )
         self.search, self.verify_rows, self.views, self.window = search, verify_rows, views, window
         self.certifies = views != "paper"
 
@@ -99,18 +104,24 @@ class FlashVerify(TwoPass):
         return accept_prefix(state, search, second)
 
     def expand(
-        self, state: State, lanes: Lanes, cand: Candidates, draft: Draft, taken: Tensor, policy: CachePolicy,
+        self,
+        state: State,
+        lanes: Lanes,
+        cand: Candidates,
+        draft: Draft,
+        taken: Tensor,
+        policy: CachePolicy,
         ctx: Context,
     ) -> tuple[Search, Plan]:
         search = most_confident(state, cand, draft, taken, self.search)
         view = canvas_view(state, ctx.kv.base, ctx.kv.places)
         n_keys = ctx.kv.base + max(lanes.total[s] for s in lanes.live)
-        builder = Builder(state, lanes, ctx, search, view, n_keys)
+        builder = ViewBuilder(state, lanes, ctx, search, view, n_keys)
         if self.views == "branch":
             return search, branch_plan(builder, policy, cand)
         return search, self._views(builder, policy)
 
-    def _views(self, b: Builder, policy: CachePolicy) -> Plan:
+    def _views(self, b: ViewBuilder, policy: CachePolicy) -> Plan:
         """Context, draft views, mask views; and readers where the model is shifted."""
         state, search, paper = b.state, b.search, self.views == "paper"
         k = torch.arange(self.search, device=state.device, dtype=torch.int32)
@@ -134,7 +145,7 @@ class FlashVerify(TwoPass):
         ]
         return b.finish(parts, ranks=k + 1, drafts_seen=k)
 
-    def _context(self, b: Builder, policy: CachePolicy, tested: Tensor, drafts: Tensor) -> list[Rows]:
+    def _context(self, b: ViewBuilder, policy: CachePolicy, tested: Tensor, drafts: Tensor) -> list[Rows]:
         state, paper = b.state, self.views == "paper"
         if not policy.keeps:
             pos, valid = policy.context(state, b.lanes, tested if paper else torch.zeros_like(tested), 0)
@@ -152,111 +163,7 @@ class FlashVerify(TwoPass):
         return [b.rows(pos, valid, place=places)]
 
 
-class Builder:
-    """Rows of a verify pass, and the view they see."""
-
-    def __init__(
-        self, state: State, lanes: Lanes, ctx: Context, search: Search, view: View, n_keys: int
-    ) -> None:
-        self.state, self.lanes, self.ctx, self.search = state, lanes, ctx, search
-        self.view, self.n_keys = view, n_keys
-        mask_id = ctx.model.config.mask_id
-        assert mask_id is not None
-        self.mask_id = mask_id
-
-    def place(self, pos: Tensor) -> Tensor:
-        return pos + self.ctx.kv.base
-
-    def mask_like(self, pos: Tensor) -> Tensor:
-        return torch.full_like(pos, self.mask_id)
-
-    def flags(self, pos: Tensor, valid: Tensor) -> Tensor:
-        """[S, L] bool, True at the valid positions."""
-        state = self.state
-        out = torch.zeros((state.slots, state.positions + 1), dtype=torch.bool, device=state.device)
-        return out.scatter_(1, torch.where(valid, pos, state.positions), True)[:, : state.positions]
-
-    def rows(
-        self, pos: Tensor, valid: Tensor, *, token: Tensor | None = None, place: Tensor | None = None,
-        rank: Tensor | int = 0,
-    ) -> Rows:
-        # A slot that tests nothing takes no part in the pass.
-        valid = valid & self.search.valid.any(1, keepdim=True)
-        slots = tuple(self.lanes.live)
-        return rectangle(
-            self.state, self.ctx.kv.base, slots, self.n_keys, pos, valid, token=token, place=place, rank=rank
-        )
-
-    def finish(self, parts: list[Rows], ranks: Tensor, drafts_seen: Tensor) -> Plan:
-        """Join the rows; the last part's rows judge the drafts, or readers where the model is shifted.
-
-        Args:
-            ranks: [K], rank of each draft's judge.
-            drafts_seen: [K], how many drafts that rank sees.
-        """
-        state, search = self.state, self.search
-        if self.ctx.model.config.shift:
-            at = predictor(search.pos, True)
-            token = self.seen(at, drafts_seen)
-            parts = [
-                *parts, self.rows(at, search.valid, token=token, place=torch.full_like(at, TRASH), rank=ranks)
-            ]
-        rows = Rows.concat(parts)
-        return Plan(rows, self.view, self.reads(len(rows) - len(parts[-1]), search.pos.shape[1]))
-
-    def reads(self, start: int, width: int) -> Tensor:
-        """Row index of [S, width] rows that begin at ``start``; rows of absent slots point anywhere."""
-        state, slots = self.state, self.lanes.live
-        lane = torch.zeros(state.slots, dtype=torch.int64, device=state.device)
-        index = torch.tensor(slots, device=state.device)
-        lane[index] = torch.arange(len(slots), device=state.device)
-        return start + lane[:, None] * width + torch.arange(width, device=state.device)
-
-    def seen(self, pos: Tensor, drafts_seen: Tensor) -> Tensor:
-        """Token at ``pos`` [S, K] as seen by a rank that sees the first ``drafts_seen`` [K] drafts."""
-        search = self.search
-        hit = (pos[..., None] == search.pos[:, None]) & search.valid[:, None]
-        order = torch.arange(search.pos.shape[1], device=pos.device)
-        filled = hit & (order < drafts_seen[..., None])
-        token = (filled * search.token[:, None]).sum(-1)
-        here = torch.where(filled.any(-1), token, self.state.ids.gather(1, pos))
-        return torch.where(hit.any(-1) & ~filled.any(-1), self.mask_id, here)
-
-
-def branch_rows(
-    b: Builder, cand: Candidates, first: int, count: int
-) -> tuple[Rows, Tensor, Tensor, Tensor]:
-    """Copies of the window with the first ``first``, ``first + 1``, ... drafts filled, each its own rank.
-
-    Sets the intervals: branch of rank r has keys [r, r + 1); the window's originals are seen by rank 0 only.
-
-    Returns:
-        ``(rows, token, rank, filled)``: the rows, their tokens [S, count, C], the rank of each branch
-        [count] and how many drafts it holds [count].
-    """
-    state, search = b.state, b.search
-    shape = (state.slots, count, cand.pos.shape[1])
-    filled = torch.arange(first, first + count, device=state.device)
-    rank = torch.arange(1, count + 1, device=state.device, dtype=torch.int32)
-    pos = cand.pos[:, None].expand(shape)
-    hit = (pos[..., None] == search.pos[:, None, None]) & search.valid[:, None, None]
-    hit &= torch.arange(search.pos.shape[1], device=state.device) < filled[:, None, None]
-    token = (hit * search.token[:, None, None]).sum(-1)
-    token = torch.where(hit.any(-1), token, state.ids.gather(1, cand.pos)[:, None])
-    # The branch with no draft judges the first one; a branch that ends in a draft needs that draft.
-    last = filled + 1 if first == 0 else filled
-    there = (last <= search.valid.sum(1, keepdim=True))[..., None] & cand.valid[:, None]
-    ranks = rank[:, None].expand(count, shape[2]).reshape(-1)
-    places = 1 + torch.arange(count * shape[2], device=state.device).expand(state.slots, -1)
-    set_interval(b.view, b.place(cand.pos), 0, 1, cand.valid & search.valid.any(1, keepdim=True))
-    set_interval(b.view, places, ranks, ranks + 1, there.flatten(1))
-    rows = b.rows(
-        pos.flatten(1), there.flatten(1), token=token.flatten(1), place=places, rank=ranks
-    )
-    return rows, token, rank, filled
-
-
-def branch_plan(b: Builder, policy: CachePolicy, cand: Candidates) -> Plan:
+def branch_plan(b: ViewBuilder, policy: CachePolicy, cand: Candidates) -> Plan:
     """Two-pass form: branches r = 0 .. K-1; branch r judges draft r + 1."""
     count = b.search.pos.shape[1]
     # The window's copies hold what the canvas holds now, the commits of this step included.

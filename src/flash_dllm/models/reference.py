@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from flash_dllm.models.config import ModelConfig
 from flash_dllm.models.layers import LayerWeights, Model, rope_tables

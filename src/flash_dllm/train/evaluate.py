@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from flash_dllm.train.data import MASKABLE, Source, encode_with
 from flash_dllm.train.model import StackedTransformer

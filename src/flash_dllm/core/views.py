@@ -1,0 +1,124 @@
+"""Rows of the views of verification: drafts, masks, branches and readers, and what they see.
+
+Ranks and intervals are those of docs/verify.md. Every such row writes its key to a scratch place of its slot.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .forward import Context
+from .method import Search
+from .rows import predictor, rectangle
+from .state import State
+from .types import TRASH, Candidates, Lanes, Plan, Rows, View
+from .visibility import set_interval
+
+
+class ViewBuilder:
+    """Rows of a verify pass, and the view they see."""
+
+    def __init__(
+        self, state: State, lanes: Lanes, ctx: Context, search: Search, view: View, n_keys: int
+    ) -> None:
+        self.state, self.lanes, self.ctx, self.search = state, lanes, ctx, search
+        self.view, self.n_keys = view, n_keys
+        mask_id = ctx.model.config.mask_id
+        assert mask_id is not None
+        self.mask_id = mask_id
+
+    def place(self, pos: Tensor) -> Tensor:
+        return pos + self.ctx.kv.base
+
+    def mask_like(self, pos: Tensor) -> Tensor:
+        return torch.full_like(pos, self.mask_id)
+
+    def flags(self, pos: Tensor, valid: Tensor) -> Tensor:
+        """[S, L] bool, True at the valid positions."""
+        state = self.state
+        out = torch.zeros((state.slots, state.positions + 1), dtype=torch.bool, device=state.device)
+        return out.scatter_(1, torch.where(valid, pos, state.positions), True)[:, : state.positions]
+
+    def rows(
+        self,
+        pos: Tensor,
+        valid: Tensor,
+        *,
+        token: Tensor | None = None,
+        place: Tensor | None = None,
+        rank: Tensor | int = 0,
+    ) -> Rows:
+        # A slot that tests nothing takes no part in the pass.
+        valid = valid & self.search.valid.any(1, keepdim=True)
+        slots = tuple(self.lanes.live)
+        return rectangle(
+            self.state, self.ctx.kv.base, slots, self.n_keys, pos, valid, token=token, place=place, rank=rank
+        )
+
+    def finish(self, parts: list[Rows], ranks: Tensor, drafts_seen: Tensor) -> Plan:
+        """Join the rows; the last part's rows judge the drafts, or readers where the model is shifted.
+
+        Args:
+            ranks: [K], rank of each draft's judge.
+            drafts_seen: [K], how many drafts that rank sees.
+        """
+        search = self.search
+        if self.ctx.model.config.shift:
+            at = predictor(search.pos, True)
+            token = self.seen(at, drafts_seen)
+            parts = [
+                *parts,
+                self.rows(at, search.valid, token=token, place=torch.full_like(at, TRASH), rank=ranks),
+            ]
+        rows = Rows.concat(parts)
+        return Plan(rows, self.view, self.reads(len(rows) - len(parts[-1]), search.pos.shape[1]))
+
+    def reads(self, start: int, width: int) -> Tensor:
+        """Row index of [S, width] rows that begin at ``start``; rows of absent slots point anywhere."""
+        state, slots = self.state, self.lanes.live
+        lane = torch.zeros(state.slots, dtype=torch.int64, device=state.device)
+        index = torch.tensor(slots, device=state.device)
+        lane[index] = torch.arange(len(slots), device=state.device)
+        return start + lane[:, None] * width + torch.arange(width, device=state.device)
+
+    def seen(self, pos: Tensor, drafts_seen: Tensor) -> Tensor:
+        """Token at ``pos`` [S, K] as seen by a rank that sees the first ``drafts_seen`` [K] drafts."""
+        search = self.search
+        hit = (pos[..., None] == search.pos[:, None]) & search.valid[:, None]
+        order = torch.arange(search.pos.shape[1], device=pos.device)
+        filled = hit & (order < drafts_seen[..., None])
+        token = (filled * search.token[:, None]).sum(-1)
+        here = torch.where(filled.any(-1), token, self.state.ids.gather(1, pos))
+        return torch.where(hit.any(-1) & ~filled.any(-1), self.mask_id, here)
+
+
+def branch_rows(
+    b: ViewBuilder, cand: Candidates, first: int, count: int
+) -> tuple[Rows, Tensor, Tensor, Tensor]:
+    """Copies of the window with the first ``first``, ``first + 1``, ... drafts filled, each its own rank.
+
+    Sets the intervals: branch of rank r has keys [r, r + 1); the window's originals are seen by rank 0 only.
+
+    Returns:
+        ``(rows, token, rank, filled)``: the rows, their tokens [S, count, C], the rank of each branch
+        [count] and how many drafts it holds [count].
+    """
+    state, search = b.state, b.search
+    shape = (state.slots, count, cand.pos.shape[1])
+    filled = torch.arange(first, first + count, device=state.device)
+    rank = torch.arange(1, count + 1, device=state.device, dtype=torch.int32)
+    pos = cand.pos[:, None].expand(shape)
+    hit = (pos[..., None] == search.pos[:, None, None]) & search.valid[:, None, None]
+    hit &= torch.arange(search.pos.shape[1], device=state.device) < filled[:, None, None]
+    token = (hit * search.token[:, None, None]).sum(-1)
+    token = torch.where(hit.any(-1), token, state.ids.gather(1, cand.pos)[:, None])
+    # The branch with no draft judges the first one; a branch that ends in a draft needs that draft.
+    last = filled + 1 if first == 0 else filled
+    there = (last <= search.valid.sum(1, keepdim=True))[..., None] & cand.valid[:, None]
+    ranks = rank[:, None].expand(count, shape[2]).reshape(-1)
+    places = 1 + torch.arange(count * shape[2], device=state.device).expand(state.slots, -1)
+    set_interval(b.view, b.place(cand.pos), 0, 1, cand.valid & search.valid.any(1, keepdim=True))
+    set_interval(b.view, places, ranks, ranks + 1, there.flatten(1))
+    rows = b.rows(pos.flatten(1), there.flatten(1), token=token.flatten(1), place=places, rank=ranks)
+    return rows, token, rank, filled
