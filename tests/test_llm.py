@@ -228,7 +228,7 @@ def test_constructor_refusals(chat_folder: Path, golden_dir: Path) -> None:
         ({"decoding": "nonsense"}, "unknown decoding"),
         ({"nonsense": 3}, "option 'nonsense'"),
         ({"max_model_len": 100000}, "max_model_len=100000"),
-        ({"preset": "gsm8k"}, "preset"),
+        ({"preset": "fast"}, "unknown preset 'fast'"),
         ({"device": "cuda:99"}, "cuda:99"),
         ({"device": "gpu"}, "'gpu': unknown"),
         ({"revision": "main"}, "revision"),

@@ -99,8 +99,8 @@ class LLM:
     def with_method(
         self, cache: str | None = None, decoding: str | None = None, **method_options: Any
     ) -> LLM:
-        """Another method on the same weights."""
-        changes = {"cache": cache, "decoding": decoding, "options": method_options}
+        """Another method on the same weights; a preset of this one does not carry over."""
+        changes = {"preset": None, "cache": cache, "decoding": decoding, "options": method_options}
         return self.from_args(self.args.model_copy(update=changes), self.loaded)
 
     def _start(self, loaded: Loaded, args: EngineArgs) -> None:
@@ -139,13 +139,13 @@ class LLM:
 
     def _method(self, loaded: Loaded, args: EngineArgs) -> Method:
         config, options = loaded.config, dict(args.options)
+        if isinstance(options.get("guide"), str):
+            options = with_guide(loaded, options)
         if args.preset is not None:
             return build_preset(
                 args.preset, family=config.family, eos_id=config.eos_ids[0] if config.eos_ids else None,
                 cache=args.cache, decoding=args.decoding, options=options,
             )  # fmt: skip
-        if isinstance(options.get("guide"), str):
-            options = with_guide(loaded, args, options)
         cache, decoding = default_method(config, self.max_num_seqs)
         if args.cache in CACHES and args.decoding is None:
             accepted = CACHES[args.cache].decodings

@@ -79,7 +79,7 @@ def load(args: EngineArgs) -> Loaded:
     return Loaded(args.model, model, tokenizer, stop_ids(model.config, tokenizer, defaults), max_tokens)
 
 
-def with_guide(loaded: Loaded, args: EngineArgs, options: dict[str, Any]) -> dict[str, Any]:
+def with_guide(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
     """``options`` with the guide's name replaced by its weights and, where the vocabularies differ, a map to its ids.
 
     Raises:
@@ -94,5 +94,7 @@ def with_guide(loaded: Loaded, args: EngineArgs, options: dict[str, Any]) -> dic
         theirs, ours = load_tokenizer(resolve(name)), loaded.tokenizer
         if ours is None or theirs is None:
             raise ModelError(f"guide={name!r}: another vocabulary, and no tokenizer files to map it by")
-        options["guide_map"] = vocabulary_map(ours.vocabulary(), theirs.vocabulary(), loaded.config.vocab_size)
+        options["guide_map"] = vocabulary_map(
+            ours.vocabulary(), theirs.vocabulary(), loaded.config.vocab_size
+        )
     return options

@@ -226,7 +226,7 @@ class Engine:
         finished = Finished(
             request=request,
             ids=ids,
-            end=min(stop_pos, n - int(request.canvas.numbers.get("pad", 0))) if end is None else end,
+            end=min(stop_pos, n) if end is None else end,
             reason=reason,
             stop_reason=stop,
             steps=int(state.step[slot]),

@@ -255,7 +255,9 @@ class Guided(Rule):
         own = own.scatter(1, drafts[:, None], -torch.inf)
         token = own.argmax(1)
         if self.accepts.draws:
-            mass = own.softmax(1).cumsum(1)
-            drawn = torch.searchsorted(mass, noise.per_choice(pos, live)[live][:, None] * mass[:, -1:])
-            token = drawn[:, 0].clamp_max(mass.shape[1] - 1)
+            # Numbers behind those that may have drawn the draft; Gumbel noise because a draw by cumulated mass hangs
+            # on rounding at every boundary.
+            vocab = own.shape[1]
+            uniform_token = noise.per_token(pos, 2 * vocab)[live.flatten(), vocab:]
+            token = (own.double() - torch.log(-torch.log(uniform_token))).argmax(1)
         return ok, token, logits.softmax(1).gather(1, ids[token][:, None])[:, 0]

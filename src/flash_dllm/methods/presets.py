@@ -59,6 +59,10 @@ def build_preset(
         raise MethodError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
     preset = PRESETS[name]
     if name == "reference":
+        if family != "llada":
+            raise MethodError(
+                f"preset 'reference' is the released code, which is for LLaDA; this is a {family} model"
+            )
         return _reference(eos_id, cache, decoding, options)
     method = build_method(
         cache or preset.cache,

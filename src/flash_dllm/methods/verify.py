@@ -135,9 +135,9 @@ class FlashVerify(TwoPass):
         else:
             set_interval(b.view, b.place(search.pos), 0, k + 1, search.valid)
             set_interval(b.view, masks, k + 1, k + 2, search.valid)
-        set_interval(b.view, drafts, k + 2, NEVER, search.valid)
-        # Nobody reads the last draft: mask view k sees drafts before k only.
+        # Nobody reads the last draft: mask view k sees drafts before k only. Its place is not written either.
         needed = search.valid & (search.valid.cumsum(1) < search.valid.sum(1, keepdim=True))
+        set_interval(b.view, drafts, k + 2, NEVER, needed)
         parts = [
             *self._context(b, policy, tested, needed),
             b.rows(search.pos, needed, token=search.token, place=drafts, rank=k + 2),
