@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flash_dllm.train.model import Shape
 from flash_dllm.train.optim import Rates
@@ -40,6 +40,17 @@ class Recipe:
         return self.tokens if self.shape.causal else int(self.tokens * 0.6)
 
 
+SMOKE = Recipe(
+    "smoke",
+    Shape("llada", d_model=64, layers=2, heads=2, kv_heads=2, ffn=128, max_length=1024),
+    rates=Rates(muon=0.02, adam=1e-2),
+    tokens=1536,
+    log_every=10,
+    reserve=8.0,
+    eval_samples=22,
+)
+"""Small enough for a CPU; its twins in the other layouts below."""
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -51,32 +62,16 @@ RECIPES = {
             stages={"A": (0.0, 1.0)},
             free_form=0.0,
         ),
-        Recipe(
-            "smoke",
-            Shape("llada", d_model=64, layers=2, heads=2, kv_heads=2, ffn=128, max_length=1024),
-            rates=Rates(muon=0.02, adam=1e-2),
-            tokens=1536,
-            log_every=10,
-            reserve=8.0,
-            eval_samples=22,
+        SMOKE,
+        replace(
+            SMOKE,
+            name="smoke-dream",
+            shape=Shape("dream", d_model=64, layers=2, heads=4, kv_heads=2, ffn=128, eps=1e-6),
         ),
-        Recipe(
-            "smoke-dream",
-            Shape("dream", d_model=64, layers=2, heads=4, kv_heads=2, ffn=128, eps=1e-6),
-            rates=Rates(muon=0.02, adam=1e-2),
-            tokens=1536,
-            log_every=10,
-            reserve=8.0,
-            eval_samples=22,
-        ),
-        Recipe(
-            "smoke-guide",
-            Shape("qwen2", d_model=64, layers=2, heads=4, kv_heads=2, ffn=128, eps=1e-6),
-            rates=Rates(muon=0.02, adam=1e-2),
-            tokens=1536,
-            log_every=10,
-            reserve=8.0,
-            eval_samples=22,
+        replace(
+            SMOKE,
+            name="smoke-guide",
+            shape=Shape("qwen2", d_model=64, layers=2, heads=4, kv_heads=2, ffn=128, eps=1e-6),
             stages={"A": (0.0, 1.0)},
             free_form=0.0,
         ),
