@@ -6,7 +6,8 @@
 # STAGE     A and B train a model; C continues a finished one, usually on changed data
 # BUDGET    seconds for the whole stage (at most 540)
 # OUT       folder for the parts: stage-STAGE.tar.00 ... (at most 15 MB each) and train-STAGE.log
-# PREVIOUS  OUT of the stage before (its parts), or a folder with one folder a model
+# PREVIOUS  OUT of the stage before (its parts), or a folder with one folder a model: a state, or an exported model
+#           (src/flash_dllm/weights continues the bundled ones)
 #
 # Two GPUs: tiny-llada has the first one, the other two models share the second. One GPU: tiny-llada trains alone, then
 # the others for SIDE_SECONDS (default 120) of the budget. A failing side model does not stop the main one.
@@ -36,7 +37,9 @@ train() { # gpu recipe budget workers; the guide has one stage and is trained be
   local stage=$stage
   [ "$2" = "$guide" ] && stage=A
   local resume=()
-  [ -n "$previous" ] && [ -f "$previous/$2/state.safetensors" ] && resume=(--resume "$previous/$2")
+  if [ -n "$previous" ] && { [ -f "$previous/$2/state.safetensors" ] || [ -f "$previous/$2/config.json" ]; }; then
+    resume=(--resume "$previous/$2")
+  fi
   CUDA_VISIBLE_DEVICES=$1 "$python" -m flash_dllm.train run --recipe "$2" --stage "$stage" --budget "$3" \
     --workers "$4" --out "$work/$2" --reserve "${RESERVE:-0}" "${resume[@]}" >>"$log" 2>&1 && return
   echo "$2 failed" >>"$log"

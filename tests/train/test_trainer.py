@@ -290,3 +290,16 @@ def test_an_unknown_stage_is_refused(tmp_path: Path) -> None:
     recipe: Recipe = RECIPES["smoke"]
     with pytest.raises(ValueError, match="'D'"):
         Trainer(recipe, Options("D", 10.0, tmp_path, time.monotonic(), device="cpu"))
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_training_goes_on_from_an_exported_model(layout: str, tmp_path: Path) -> None:
+    shape = SHAPES[layout]
+    first = Optimizer(StackedTransformer(shape, seed=3), Rates())
+    export(shape, first.masters, tmp_path, bundled_folder())
+    tensors, meta = load_state(tmp_path)
+    second = Optimizer(StackedTransformer(shape, seed=4), Rates())
+    assert not second.load(tensors, meta["steps"])
+    rounded = round_to_int8(first.masters)
+    for name, master in second.masters.items():
+        assert torch.allclose(master, rounded[name].float(), atol=1e-6), name

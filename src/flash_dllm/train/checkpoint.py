@@ -19,6 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from flash_dllm.models.load import load_model
+
 _FILE = "state.safetensors"
 
 
@@ -60,10 +62,15 @@ def save_state(folder: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -
 
 
 def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads what `save_state` wrote, as float32 tensors. Raises FileNotFoundError when there is no state."""
+    """Reads what `save_state` wrote, or the weights of an exported model, as float32 tensors.
+
+    Raises FileNotFoundError when the folder holds neither.
+    """
     path = folder / _FILE
     if not path.is_file():
-        raise FileNotFoundError(f"no training state at {path}")
+        if (folder / "config.json").is_file():
+            return _exported(folder), {"steps": 0}
+        raise FileNotFoundError(f"no training state at {path}, and no exported model beside it")
     with safe_open(path, "pt") as file:
         header = file.metadata()
         shapes: dict[str, list[int]] = json.loads(header["shapes"])
@@ -76,3 +83,21 @@ def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 values = torch.frombuffer(_unpack(file.get_tensor(name), 2), dtype=torch.bfloat16)
                 tensors[name] = values.view(shape).float()
         return tensors, json.loads(header["meta"])
+
+
+def _exported(folder: Path) -> dict[str, Tensor]:
+    """Masters from an exported model: its int8 rows are where training goes on from."""
+    model = load_model(folder, dtype=torch.float32)
+    layers = model.layers
+    stacks = {
+        "attn_norm": [layer.attn_norm for layer in layers],
+        "ffn_norm": [layer.ffn_norm for layer in layers],
+        "qkv": [layer.wqkv for layer in layers],
+        "out": [layer.wo for layer in layers],
+        "gate_up": [layer.w_gate_up for layer in layers],
+        "down": [layer.w_down for layer in layers],
+        "qkv_bias": [layer.bqkv for layer in layers if layer.bqkv is not None],
+    }
+    named = {name: torch.stack(parts) for name, parts in stacks.items() if parts}
+    named |= {"embed": model.embed, "head": model.head, "norm": model.norm}
+    return {f"master.{name}": tensor for name, tensor in named.items()}
