@@ -70,6 +70,7 @@ def test_the_released_code_answers_as_in_its_traces(golden_dir: Path) -> None:
     assert output.canvas_ids == result["slot_tokens_to_gen_end"]
     answer = output.outputs[0]
     assert answer.steps == result["n_steps"]
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", params["eos_id"])
     tokens = output.canvas_ids[len(trace["prompts"][0]["tokens"]) :]
     assert answer.token_ids == tokens[: tokens.index(params["eos_id"])] and answer.token_ids
 

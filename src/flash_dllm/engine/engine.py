@@ -219,7 +219,9 @@ class Engine:
         ids: list[int] = state.ids[slot, :n].tolist()
         stop_pos = int(state.stop_pos[slot])
         if not reason:
-            reason = "stop" if stop_pos < NEVER and bool(state.num["stop_at_eos"][slot]) else "length"
+            # The reference preset ends at a stop token without the option: masks behind it are left.
+            ends = bool(state.num["stop_at_eos"][slot] | state.masked[slot, :n].any())
+            reason = "stop" if stop_pos < NEVER and ends else "length"
         if stop is None and reason == "stop":
             stop = ids[stop_pos]
         now = time.perf_counter()
