@@ -26,35 +26,39 @@ def leftmost(flags: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return torch.where(valid, found, 0), valid
 
 
-def highest(key: Tensor, flags: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The ``n`` flagged positions of highest ``key``; ties go to the lower position.
+def best_first(key: Tensor, flags: Tensor) -> Tensor:
+    """Indices by descending ``key``, ties to the lower index, flagged entries before all others.
 
     Args:
-        key: [S, L], NaN-free where flagged.
-        flags: [S, L] bool.
+        key: [S, C], NaN-free where flagged.
+        flags: [S, C] bool.
+
+    Returns:
+        A permutation of each row, [S, C] int64.
+    """
+    masked = torch.where(flags, key, torch.finfo(key.dtype).min)
+    # Two stable sorts: by key, then flagged before unflagged whatever the key.
+    by_key = masked.sort(dim=1, descending=True, stable=True).indices
+    flagged = flags.gather(1, by_key).to(torch.int8)
+    return by_key.gather(1, flagged.sort(dim=1, descending=True, stable=True).indices)
+
+
+def highest(key: Tensor, flags: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The ``n`` flagged positions of highest ``key``, as :func:`best_first` orders them.
+
+    Args:
+        key, flags: [S, L].
 
     Returns:
         ``(pos, valid)``, [S, n], best first; ``pos`` is 0 where ``valid`` is False.
     """
-    n = min(n, key.shape[1])
-    masked = torch.where(flags, key, torch.finfo(key.dtype).min)
-    # Two stable sorts: flagged before unflagged whatever the key, then by key.
-    by_key = masked.sort(dim=1, descending=True, stable=True).indices
-    flagged = flags.gather(1, by_key).to(torch.int8)
-    order = flagged.sort(dim=1, descending=True, stable=True).indices
-    pos = by_key.gather(1, order)[:, :n]
+    pos = best_first(key, flags)[:, :n]
     valid = flags.gather(1, pos)
     return torch.where(valid, pos, 0), valid
 
 
 def rank_of(key: Tensor, flags: Tensor) -> Tensor:
-    """Rank of each flagged entry by descending ``key`` (0 is the best), ties to the lower index.
-
-    Unflagged entries rank behind all flagged ones. [S, C] -> [S, C] int64.
-    """
-    masked = torch.where(flags, key, torch.finfo(key.dtype).min)
-    by_key = masked.sort(dim=1, descending=True, stable=True).indices
-    flagged = flags.gather(1, by_key).to(torch.int8)
-    order = by_key.gather(1, flagged.sort(dim=1, descending=True, stable=True).indices)
+    """Rank of each entry in the order of :func:`best_first` (0 is the best), [S, C] int64."""
+    order = best_first(key, flags)
     places = torch.arange(key.shape[1], device=key.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, places)

@@ -22,7 +22,7 @@ from flash_dllm.core.cache import KVCache
 from flash_dllm.core.method import Blocks, CachePolicy, Rule, at_least_best, prefix_true
 from flash_dllm.core.noise import Noise
 from flash_dllm.core.rows import fed_rows
-from flash_dllm.core.select import rank_of
+from flash_dllm.core.select import best_first, rank_of
 from flash_dllm.core.state import State
 from flash_dllm.core.types import Candidates, Draft, Lanes, Rows
 
@@ -53,7 +53,7 @@ class Factor(Rule):
         rank = rank_of(draft.confidence, cand.valid)
         bound = 1 - state.num["factor"][:, None] / (rank + 2)
         meets = (draft.confidence >= bound) | (rank == 0)
-        order = torch.empty_like(rank).scatter_(1, rank, torch.arange(rank.shape[1]).to(rank).expand_as(rank))
+        order = best_first(draft.confidence, cand.valid)
         count = prefix_true(meets.gather(1, order) & cand.valid.gather(1, order)).sum(1)
         total = cand.valid.sum(1)
         count = torch.where(count >= total - 1, total, count)

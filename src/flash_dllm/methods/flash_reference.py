@@ -26,7 +26,7 @@ from flash_dllm.core.forward import Context
 from flash_dllm.core.method import CachePolicy, Method, Rule, Schedule, Search, Second, at_least_best
 from flash_dllm.core.noise import Noise
 from flash_dllm.core.rows import rectangle, with_readers
-from flash_dllm.core.select import highest, leftmost, rank_of
+from flash_dllm.core.select import best_first, highest, leftmost
 from flash_dllm.core.state import Canvas, State
 from flash_dllm.core.step import StepRecord, TwoPass
 from flash_dllm.core.types import NEVER, Candidates, Draft, Lanes, Plan, Rows, View
@@ -255,8 +255,7 @@ class ReferenceVerify(TwoPass):
 
     def _search(self, state: State, cand: Candidates, draft: Draft, taken: Tensor) -> Search:
         """The next most confident candidates: half a window at most, and no more than are live."""
-        rank = rank_of(draft.confidence, cand.valid & ~taken)
-        order = torch.empty_like(rank).scatter_(1, rank, torch.arange(rank.shape[1]).to(rank).expand_as(rank))
+        order = best_first(draft.confidence, cand.valid & ~taken)
         best = order[:, : self.search]
         count = (self.progress.live - taken.sum(1)).clamp_min(0)
         valid = torch.arange(self.search, device=state.device) < count[:, None]

@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from flash_dllm.core.forward import Context
 from flash_dllm.core.method import CachePolicy, Rule, Search, Second, prefix_true
-from flash_dllm.core.select import rank_of
+from flash_dllm.core.select import best_first
 from flash_dllm.core.state import State
 from flash_dllm.core.step import TwoPass
 from flash_dllm.core.types import NEVER, Candidates, Draft, Lanes, Plan, Rows
@@ -52,8 +52,7 @@ def accept_prefix(state: State, search: Search, second: Second) -> Tensor:
 def most_confident(state: State, cand: Candidates, draft: Draft, taken: Tensor, n: int) -> Search:
     """The ``n`` most confident candidates that are still wanted, best first."""
     open_ = cand.valid & ~taken & state.wanted.gather(1, cand.pos)
-    rank = rank_of(draft.confidence, open_)
-    order = torch.empty_like(rank).scatter_(1, rank, torch.arange(rank.shape[1]).to(rank).expand_as(rank))
+    order = best_first(draft.confidence, open_)
     best = order[:, :n]
     return widened(Search(cand.pos.gather(1, best), draft.token.gather(1, best), open_.gather(1, best)), n)
 
