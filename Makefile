@@ -3,36 +3,43 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
+TOOLS := .venv/.tools
 
 .PHONY: all demo test slow lint format types bench train-tiny gpu-check images clean
-all: $(READY)
+all: $(TOOLS)
 
+# What the engine needs, then what the tests and every extra need.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is too old: Python 3.11 or later is needed (make PYTHON=...)"; exit 1; }
 	@echo "Setting up .venv: PyTorch and the rest, a minute or a few, once."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e .
 	@touch $(READY)
+
+$(TOOLS): $(READY)
+	@echo "Setting up the tools and extras: a minute or two, once."
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[test]"
+	@touch $(TOOLS)
 
 demo: $(READY)
 	$(BIN)/flash-dllm demo --device cpu
 
-test: $(READY)
+test: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not browser"
 
-slow: $(READY)
+slow: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 -m "(slow or browser) and not gpu"
 
-lint: $(READY)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(READY)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(READY)
+types: $(TOOLS)
 	$(BIN)/mypy
 
 # The bundled model's own tasks over every method that it runs with.
@@ -54,7 +61,7 @@ train-tiny: $(READY)
 gpu-check: $(READY)
 	PYTHON=$(CURDIR)/$(BIN)/python bash benchmarks/gpu_check.sh out/gpu-check
 
-images: $(READY)
+images: $(TOOLS)
 	$(BIN)/python docs/make_images.py
 
 clean:

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.checkpoints import write_checkpoint
 from tests.commands import Run, run_command
+
+# The same examples in every run, however slow the machine; --hypothesis-profile=search looks for new ones.
+settings.register_profile("steady", deadline=None, derandomize=True, database=None)
+settings.register_profile("search", deadline=None, max_examples=500)
+settings.load_profile("steady")
 
 GOLDEN = Path(__file__).parent / "golden"
 

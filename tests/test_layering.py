@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "flash_dllm"
 SURFACE = {"llm", "loading", "requests", "results", "options", "loop", "stream", "infill", "progress"}
+CONSUMERS = {"serve", "eval", "bench", "web", "scale"}
 LEAVES = {"params", "outputs", "trace", "errors"}
 ALLOWED = {
     "params": set(),
@@ -23,13 +24,14 @@ ALLOWED = {
     "methods": {"core", "kernels", "models", "errors"},
     "engine": {"core", "methods", "kernels", "models", "errors"},
     **{
-        name: {"engine", "methods", "core", "models", *SURFACE, *LEAVES}
+        name: {"engine", "methods", "core", "models", "parallel", "quant", *SURFACE, *LEAVES}
         for name in ("llm", "loading", "requests", "results", "options", "loop", "stream")
     },
     "train": {"models", "kernels", "errors"},
-    "cli": {"engine", "methods", "models", "train", "core", *SURFACE, *LEAVES},
+    "parallel": {"models", "kernels", "errors"},
+    "quant": {"models", "kernels", "errors"},
+    "cli": {"engine", "methods", "models", "train", "core", *CONSUMERS, *SURFACE, *LEAVES},
 }
-CONSUMERS = {"serve", "eval", "bench", "web"}
 
 
 def parts() -> list[str]:

@@ -282,8 +282,8 @@ def test_a_finished_model_trains_on(tmp_path: Path) -> None:
     assert second[0]["step"] == one["steps"] + 1 and two["fresh_at"] == one["steps"] < two["steps"]
     # A whole warm-up, as at the beginning, from the weights it had reached.
     assert second[0]["factor"] == first[0]["factor"] < 0.01
+    # How much further it gets depends on how many steps the machine does in a stage, so only the start is compared.
     assert second[0]["masked_nll"] < first[0]["masked_nll"] - 0.5
-    assert second[-1]["masked_nll"] < first[-1]["masked_nll"]
 
 
 def test_an_unknown_stage_is_refused(tmp_path: Path) -> None:
