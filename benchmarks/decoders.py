@@ -17,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from flash_dllm.cli.measure import accuracy, circumstances, peak_memory, run_jobs, totals, warm_up
-from flash_dllm.cli.tiny import job_of
+from flash_dllm.bench.measure import accuracy, circumstances, peak_memory, run_jobs, totals, warm_up
+from flash_dllm.bench.tiny import job_of
 from flash_dllm.llm import LLM
 from flash_dllm.params import SamplingParams
 from flash_dllm.train.evaluate import questions

@@ -53,7 +53,7 @@ def measure(
     engine: EngineArgs, params: SamplingParams, names: list[str], prompts: Path | None, tiny: int, raw: bool
 ) -> dict[str, Any]:
     """Run every method on weights that are loaded once."""
-    from flash_dllm.cli.measure import accuracy, circumstances, peak_memory, run_jobs, totals, warm_up
+    from flash_dllm.bench.measure import accuracy, circumstances, peak_memory, run_jobs, totals, warm_up
     from flash_dllm.llm import LLM
     from flash_dllm.loading import load
     from flash_dllm.methods import split_name
@@ -96,7 +96,7 @@ class _Cases:
 
     def jobs(self, llm: Any) -> list[Any]:
         from flash_dllm.cli.generate import job_of_item
-        from flash_dllm.cli.tiny import job_of
+        from flash_dllm.bench.tiny import job_of
 
         if self.samples:
             return [job_of(llm, sample, self.params) for sample in self.samples]

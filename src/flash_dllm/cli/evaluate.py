@@ -62,8 +62,8 @@ def measure(
     seed_start: int,
 ) -> dict[str, Any]:
     """Run the tasks and check the answers."""
-    from flash_dllm.cli.measure import accuracy, circumstances, run_jobs, totals
-    from flash_dllm.cli.tiny import job_of
+    from flash_dllm.bench.measure import accuracy, circumstances, run_jobs, totals
+    from flash_dllm.bench.tiny import job_of
     from flash_dllm.llm import LLM
     from flash_dllm.train.tasks import check, make
 
