@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flash_dllm import LLM, Gap, SamplingParams
-from flash_dllm.cli.demo import PROMPTS
 from flash_dllm.bench.tiny import job_of
+from flash_dllm.cli.demo import PROMPTS
 from flash_dllm.models.tokenizer import load_tokenizer
 from flash_dllm.train.evaluate import canvases
 from flash_dllm.train.tasks import make

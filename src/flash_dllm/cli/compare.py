@@ -95,8 +95,8 @@ class _Cases:
         self.samples = [make(FAMILIES[i % len(FAMILIES)], i, "test") for i in range(tiny)]
 
     def jobs(self, llm: Any) -> list[Any]:
-        from flash_dllm.cli.generate import job_of_item
         from flash_dllm.bench.tiny import job_of
+        from flash_dllm.cli.generate import job_of_item
 
         if self.samples:
             return [job_of(llm, sample, self.params) for sample in self.samples]
