@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import settings
 
 from tests.checkpoints import write_checkpoint
 from tests.commands import Run, run_command
+
+# Without a GPU the kernels run in Triton's interpreter; it has to be chosen before they are imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The same examples in every run, however slow the machine; --hypothesis-profile=search looks for new ones.
 settings.register_profile("steady", deadline=None, derandomize=True, database=None)

@@ -1,0 +1,53 @@
+"""Which implementation of an op runs: the definition (``ref``) or a kernel (``triton``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+REF, TRITON = "ref", "triton"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The implementation of each op; None lets the op choose by device and dtype.
+
+    An op may know more names than ``ref`` and ``triton`` (its module says which).
+    """
+
+    rms_norm: str | None = None
+    silu_mul: str | None = None
+    qkv_rope_write: str | None = None
+    row_attention: str | None = None
+    head_confidence: str | None = None
+
+    @classmethod
+    def all(cls, impl: str | None) -> Kernels:
+        """The same implementation for every op."""
+        return cls(**{field.name: impl for field in fields(cls)})
+
+
+@cache
+def has_triton() -> bool:
+    """Triton can be imported (it exists for Linux only)."""
+    return find_spec("triton") is not None
+
+
+def choose(impl: str | None, x: Tensor, known: tuple[str, ...] = (REF, TRITON)) -> str:
+    """The implementation to run for activations like ``x``.
+
+    Without a wish: Triton on a GPU in bf16, fp16 or fp32, else the definition.
+
+    Raises:
+        ValueError: ``impl`` is not one of ``known``; the message names it.
+    """
+    if impl is None:
+        return TRITON if x.is_cuda and x.dtype in DTYPES and has_triton() else REF
+    if impl not in known:
+        raise ValueError(f"kernel implementation {impl!r} is not known; one of {', '.join(known)}")
+    return impl
