@@ -85,11 +85,16 @@ class ElasticCache(CachePolicy):
         fed = window | self.tracked | (state.committed_at == state.step[:, None] - 1)
         if ctx.model.config.shift:
             fed[:, :-1] |= window[:, 1:]
-        self.seen = Drift(ctx, state, lanes, fed & inside, self.store)
+        self.seen = self.watcher(ctx, state, lanes, fed & inside)
         self.seen.watch(self, inside, masks, window)
         out = self.seen.run(cand)
         self.tracked.copy_(torch.stack(self.seen.most_attended).any(0))
         return out
+
+    def watcher(self, ctx: Context, state: State, lanes: Lanes, fed: Tensor) -> Drift:
+        """The pass over the rows ``fed`` [S, L]."""
+        assert self.store is not None
+        return Drift(ctx, state, lanes, fed, self.store)
 
 
 def spread(pos: Tensor, take: Tensor, length: int) -> Tensor:
