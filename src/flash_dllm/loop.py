@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from flash_dllm.core.step import StepRecord
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.observe import SlotStep, slot_steps
-from flash_dllm.engine.request import Finished
+from flash_dllm.engine.request import Finished, Request
 from flash_dllm.requests import Job
 from flash_dllm.trace import TraceWriter, ranges
 
@@ -20,6 +21,7 @@ class Loop:
         finished: canvases that ended and that nobody has collected yet.
         seen: steps of the watched requests, likewise.
         tracer: where steps are logged, or None.
+        meter: called after each step with what the host knows of it and its seconds, or None.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -27,6 +29,7 @@ class Loop:
         self.finished: dict[str, Finished] = {}
         self.seen: dict[str, list[SlotStep]] = {}
         self.tracer: TraceWriter | None = None
+        self.meter: Callable[[StepRecord, float], None] | None = None
         self._began = 0.0
 
     def submit(self, job: Job, watch: bool = False) -> None:
@@ -37,29 +40,37 @@ class Loop:
         """
         try:
             for request in job.requests:
-                self.engine.add(request)
-                if watch:
-                    self.seen[request.id] = []
-                if self.tracer is not None:
-                    masked = [i for i, hidden in enumerate(job.masked) if hidden]
-                    params = job.params.model_dump(exclude_unset=True, mode="json")
-                    self.tracer.request(request.id, job.ids, masked, params)
+                self.add(job, request, watch)
         except Exception:
             self.drop(job)
             raise
 
+    def add(self, job: Job, request: Request, watch: bool = False) -> None:
+        """Queue one request of a job (one of its own, or a fresh copy after a fault)."""
+        self.engine.add(request)
+        if watch:
+            self.seen[request.id] = []
+        if self.tracer is not None:
+            masked = [i for i, hidden in enumerate(job.masked) if hidden]
+            params = job.params.model_dump(exclude_unset=True, mode="json")
+            self.tracer.request(request.id, job.ids, masked, params)
+
     def drop(self, job: Job) -> None:
         """Forget a job: abort what still runs, discard what nobody collected."""
         for request in job.requests:
-            self.engine.abort(request.id)
-            self.finished.pop(request.id, None)
-            self.seen.pop(request.id, None)
+            self.forget(request.id)
+
+    def forget(self, request_id: str) -> None:
+        """The same for one request."""
+        self.engine.abort(request_id)
+        self.finished.pop(request_id, None)
+        self.seen.pop(request_id, None)
 
     def step(self) -> None:
         """One step of the engine."""
         self._began = time.perf_counter()
         # Looking at a step copies it to the host, so nobody looks unless asked to.
-        self.engine.observer = self._look if self.seen or self.tracer else None
+        self.engine.observer = self._look if self.seen or self.tracer or self.meter else None
         for done in self.engine.step():
             self.finished[done.request.id] = done
             if self.tracer is not None:
@@ -69,6 +80,10 @@ class Loop:
                 )  # fmt: skip
 
     def _look(self, engine: Engine, record: StepRecord) -> None:
+        if self.meter is not None:
+            self.meter(record, time.perf_counter() - self._began)
+        if not self.seen and self.tracer is None:
+            return
         steps = slot_steps(engine, record)
         ms = 1000 * (time.perf_counter() - self._began)
         for step in steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +88,8 @@ class Builder:
         self.mask_id = config.mask_id
         self.stop_ids, self.max_tokens = stop_ids, max_tokens or DEFAULT_MAX_TOKENS
         self.positions, self.seed = positions, seed
-        self._count = 0
+        # next() of a count is atomic: a server builds jobs in several threads.
+        self._count = itertools.count()
 
     def prompt(self, prompt: Prompt, params: SamplingParams) -> Job:
         """A job that continues a prompt.
@@ -215,8 +217,7 @@ class Builder:
         return self.tokenizer
 
     def _next_id(self) -> str:
-        self._count += 1
-        return str(self._count - 1)
+        return str(next(self._count))
 
 
 def _open_ended(parts: list[Part]) -> bool:

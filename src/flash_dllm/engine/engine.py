@@ -86,13 +86,25 @@ class Engine:
         return not self.scheduler.queue and not self.scheduler.busy
 
     def add(self, request: Request) -> None:
-        """Queue a request.
+        """Queue a request; its canvas gets the method's defaults.
 
         Raises:
-            RequestError: the canvas is empty, has nothing to fill in, is too long, or holds a bad id.
+            RequestError: see :meth:`check`.
         """
+        self.check(request)
         numbers = {**self.method.defaults, **request.canvas.numbers}
         canvas = replace(request.canvas, numbers=numbers)
+        request.canvas = self.method.cache.prepare(canvas, self.positions)
+        self.scheduler.add(request)
+
+    def check(self, request: Request) -> None:
+        """Refuse what cannot be served. Changes nothing, so any thread may ask.
+
+        Raises:
+            RequestError: the canvas is empty, has nothing to fill in, is too long, holds a bad id, or needs
+                what the method or the number of slots does not give.
+        """
+        canvas = request.canvas
         if not any(canvas.masked):
             raise RequestError("the canvas has no masked position to fill in")
         if len(canvas.ids) > self.positions:
@@ -116,8 +128,7 @@ class Engine:
             )
         if request.shadow is not None and self.method.verifier is not None:
             raise RequestError(f"method {self.method.name} has no classifier-free guidance (cfg_scale)")
-        request.canvas = self.method.cache.prepare(canvas, self.positions)
-        self.scheduler.add(request)
+        self.scheduler.check(request)
 
     def abort(self, request_id: str) -> bool:
         """Drop a queued or running request; its slot is free for the next step."""
@@ -133,6 +144,21 @@ class Engine:
                 self.totals.aborted += 1
                 return True
         return False
+
+    @torch.inference_mode()
+    def reset(self) -> None:
+        """Empty every slot and the K/V cache, after a step that raised; the queue stays.
+
+        Raises:
+            Exception: the device does not answer any more; nothing can be decoded with this engine then.
+        """
+        for slot in self.scheduler.main_slots():
+            self._release(slot)
+        kv = self.decoder.ctx.kv
+        for tensor in (*kv.keys, *kv.values):
+            tensor.zero_()
+        # Kernels of a GPU run later than they are called: wait, so that a broken device shows here.
+        self.state.phase.tolist()
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:

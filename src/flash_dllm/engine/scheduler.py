@@ -18,16 +18,29 @@ class Scheduler:
         self.queue: deque[Request] = deque()
         self.new: set[int] = set()
 
+    @property
+    def free(self) -> int:
+        """Slots that nobody sits in."""
+        return len(self.seated) - len(self.busy)
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that needs more slots than there are.
+
+        Raises:
+            RequestError: it does.
+        """
+        if request.slots_needed > len(self.seated):
+            raise RequestError(
+                f"a guided request takes two slots; this engine has max_num_seqs={len(self.seated)}"
+            )
+
     def add(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             RequestError: it needs more slots than there are.
         """
-        if request.slots_needed > len(self.seated):
-            raise RequestError(
-                f"a guided request takes two slots; this engine has max_num_seqs={len(self.seated)}"
-            )
+        self.check(request)
         self.queue.append(request)
 
     def admit(self) -> list[tuple[int, Request]]:
