@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flash_dllm.bench.stats import rate
 from flash_dllm.llm import LLM
 from flash_dllm.outputs import RequestOutput
 from flash_dllm.params import SamplingParams
@@ -57,13 +58,7 @@ def totals(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 def accuracy(verdicts: Sequence[bool]) -> dict[str, Any]:
     """Rate in percent with its 95 % Wilson interval."""
-    from flash_dllm.train.evaluate import interval
-
-    right = sum(verdicts)
-    return {
-        "n": len(verdicts), "right": right, "accuracy": round(100 * right / len(verdicts), 1),
-        "interval": list(interval(right, len(verdicts))),
-    }  # fmt: skip
+    return rate(verdicts)
 
 
 def peak_memory(device: Any) -> int:

@@ -25,6 +25,7 @@ COMMANDS = {
     "models": ("models", "What is supported; what a checkpoint is and needs."),
     "methods": ("methods", "Caches and decodings, their papers and options."),
     "compare": ("compare", "The same prompts over several methods, in a table."),
+    "bench": ("bench", "Measure kernels, steps, throughput, a server, methods, ablations."),
     "eval-tiny": ("evaluate", "Accuracy of the bundled model on its held-out tasks."),
     "train": ("train", "Train the bundled models from scratch."),
     "doctor": ("doctor", "What this machine has and what will run where."),
