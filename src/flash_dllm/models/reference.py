@@ -1,6 +1,8 @@
-"""A plain forward pass over whole sequences, for tests: the independent check of everything faster."""
+"""A plain forward pass over whole sequences, for tests and analysis: the independent check of everything faster."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +16,16 @@ def forward(
     ids: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
+    *,
+    rows: torch.Tensor | None = None,
+    watch: Callable[[int, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Raw logits [B, L, V] in the model's dtype for token ids [B, L].
 
     ``attention_mask`` [B, L]: where it is 0 a token is hidden from all others (rows at such places are
     meaningless but finite). ``positions`` [B, L] int64 drive RoPE, by default 0..L-1. A shifted model gives
-    raw logits: see ``shift_logits``.
+    raw logits: see ``shift_logits``. ``rows`` [B, R] int64 picks the rows whose logits are wanted, [B, R, V].
+    ``watch`` is called with each layer's number and attention weights [B, H, L, L].
     """
     config = model.config
     length = ids.shape[1]
@@ -35,10 +41,15 @@ def forward(
         itself = torch.eye(length, dtype=torch.bool, device=ids.device)
         visible = (visible & attention_mask.bool()[:, None, :]) | itself
     x = F.embedding(ids, model.embed)
-    for layer in model.layers:
-        x = x + _attention(config, layer, x, cos, sin, visible)
+    for index, layer in enumerate(model.layers):
+        mixed, weights = _attention(config, layer, x, cos, sin, visible)
+        x = x + mixed
+        if watch is not None:
+            watch(index, weights)
         gate, up = F.linear(_rms_norm(x, layer.ffn_norm, config.rms_eps), layer.w_gate_up).chunk(2, -1)
         x = x + F.linear(F.silu(gate) * up, layer.w_down)
+    if rows is not None:
+        x = x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
     return F.linear(_rms_norm(x, model.norm, config.rms_eps), model.head)
 
 
@@ -67,7 +78,8 @@ def _attention(
     cos: torch.Tensor,
     sin: torch.Tensor,
     visible: torch.Tensor,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What attention adds to the residual [B, L, d], and its weights [B, H, L, L]."""
     batch, length, _ = x.shape
     heads, kv_heads = config.n_heads, config.n_kv_heads
     qkv = F.linear(_rms_norm(x, layer.attn_norm, config.rms_eps), layer.wqkv, layer.bqkv)
@@ -77,5 +89,6 @@ def _attention(
     k, v = (t.repeat_interleave(heads // kv_heads, 2) for t in (k, v))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * config.head_dim**-0.5
     scores = scores.masked_fill(~visible[:, None], float("-inf"))
-    mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
-    return F.linear(mixed.reshape(batch, length, heads * config.head_dim), layer.wo)
+    weights = scores.softmax(-1)
+    mixed = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+    return F.linear(mixed.reshape(batch, length, heads * config.head_dim), layer.wo), weights
