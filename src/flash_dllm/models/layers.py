@@ -6,26 +6,31 @@ width. Matrices are [out, in], as torch.nn.functional.linear takes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
+from flash_dllm.kernels.linear import Matrix, storages
+from flash_dllm.kernels.ranks import Ranks, VocabShard
 from flash_dllm.models.config import ModelConfig
+
+MATRICES = ("wqkv", "wo", "w_gate_up", "w_down")
+"""The fields of :class:`LayerWeights` that may be kept in another form than a tensor."""
 
 
 @dataclass(eq=False)
 class LayerWeights:
-    """Weights of one layer, all of one dtype on one device."""
+    """Weights of one layer, on one device and, but for quantised matrices, of one dtype."""
 
     attn_norm: torch.Tensor  # [d]
-    wqkv: torch.Tensor  # [(H + 2G) * D, d], rows in the order q, k, v
+    wqkv: Matrix  # [(H + 2G) * D, d], rows in the order q, k, v
     bqkv: torch.Tensor | None  # [(H + 2G) * D]
-    wo: torch.Tensor  # [d, H * D]
+    wo: Matrix  # [d, H * D]
     ffn_norm: torch.Tensor  # [d]
-    w_gate_up: torch.Tensor  # [2F, d], gate rows first
-    w_down: torch.Tensor  # [d, F]
+    w_gate_up: Matrix  # [2F, d], gate rows first
+    w_down: Matrix  # [d, F]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LayerWeights:
         """A copy on another device or in another dtype."""
@@ -38,17 +43,22 @@ class LayerWeights:
 
 @dataclass(eq=False)
 class Model:
-    """A whole model. With ``config.tied_head``, ``head`` is the same tensor as ``embed``."""
+    """A whole model, or one tensor-parallel rank's part of it. With ``config.tied_head``, ``head`` shares ``embed``.
+
+    Of a part, ``config`` counts the heads and the feed-forward width of this rank, and ``shard`` says which rows of
+    the vocabulary ``head`` holds and how ranks agree; ``embed`` is whole.
+    """
 
     config: ModelConfig
     embed: torch.Tensor  # [V, d]
     layers: list[LayerWeights]
     norm: torch.Tensor  # [d]
     head: torch.Tensor  # [V, d]
+    shard: VocabShard | None = None
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of every weight."""
+        """The dtype of activations, and of every weight that is not quantised."""
         return self.embed.dtype
 
     @property
@@ -57,48 +67,81 @@ class Model:
         return self.embed.device
 
     @property
+    def ranks(self) -> Ranks | None:
+        """Those that share the model; None for a whole one."""
+        return None if self.shard is None else self.shard.ranks
+
+    @property
     def n_parameters(self) -> int:
-        """Parameters held; a tied head counts once."""
-        return sum(t.numel() for t in self.tensors())
+        """Parameters held; a tied head counts once, and scales of quantised matrices do not."""
+        return sum(matrix.numel() for matrix in self._weights())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every weight, scales included."""
+        return sum(t.numel() * t.element_size() for t in self.tensors())
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Every weight once."""
+        """Every tensor that holds weights, once."""
+        for weight in self._weights():
+            yield from storages(weight)
+
+    def _weights(self) -> Iterator[Matrix]:
         yield self.embed
         for layer in self.layers:
             yield from (t for f in fields(layer) if (t := getattr(layer, f.name)) is not None)
         yield self.norm
-        if self.head is not self.embed:
+        if not self.config.tied_head:
             yield self.head
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Model:
         """A copy on another device or in another dtype; a tied head stays tied."""
         embed = self.embed.to(device, dtype)
-        head = embed if self.head is self.embed else self.head.to(device, dtype)
+        head = tied_rows(embed, self.shard) if self.config.tied_head else self.head.to(device, dtype)
         layers = [layer.to(device, dtype) for layer in self.layers]
-        return Model(self.config, embed, layers, self.norm.to(device, dtype), head)
+        return Model(self.config, embed, layers, self.norm.to(device, dtype), head, self.shard)
 
 
-def empty_model(config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
-    """A model whose weights are allocated and not initialised."""
+def tied_rows(embed: torch.Tensor, shard: VocabShard | None) -> torch.Tensor:
+    """The head of a model with a tied one: the rows of ``embed`` [V, d] that this rank multiplies."""
+    return embed if shard is None else embed[shard.start : shard.stop]
+
+
+def empty_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    matrix: Callable[[int, int], Matrix] | None = None,
+    shard: VocabShard | None = None,
+) -> Model:
+    """A model whose weights are allocated and not initialised.
+
+    Args:
+        matrix: allocates a layer's matrix [rows, columns]; None for a tensor of ``dtype``.
+        shard: which rows of the vocabulary the head holds; None for all. ``config`` is the rank's own.
+    """
 
     def new(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    matrix = matrix or new
     d, rows = config.d_model, config.qkv_rows
     layers = [
         LayerWeights(
             attn_norm=new(d),
-            wqkv=new(rows, d),
+            wqkv=matrix(rows, d),
             bqkv=new(rows) if config.qkv_bias else None,
-            wo=new(d, config.n_heads * config.head_dim),
+            wo=matrix(d, config.n_heads * config.head_dim),
             ffn_norm=new(d),
-            w_gate_up=new(2 * config.d_ffn, d),
-            w_down=new(d, config.d_ffn),
+            w_gate_up=matrix(2 * config.d_ffn, d),
+            w_down=matrix(d, config.d_ffn),
         )
         for _ in range(config.n_layers)
     ]
     embed = new(config.vocab_size, d)
-    return Model(config, embed, layers, new(d), embed if config.tied_head else new(config.vocab_size, d))
+    head_rows = config.vocab_size if shard is None else shard.stop - shard.start
+    head = tied_rows(embed, shard) if config.tied_head else new(head_rows, d)
+    return Model(config, embed, layers, new(d), head, shard)
 
 
 def random_model(
@@ -113,7 +156,8 @@ def random_model(
     generator = torch.Generator(device=device).manual_seed(seed)
     model = empty_model(config, dtype, device)
 
-    def fill(tensor: torch.Tensor, std: float, mean: float = 0.0) -> None:
+    def fill(tensor: Matrix, std: float, mean: float = 0.0) -> None:
+        assert isinstance(tensor, torch.Tensor)
         tensor.normal_(mean, std, generator=generator)
 
     fill(model.embed, 1.0)
@@ -172,11 +216,14 @@ class Slot:
     layer: int | None = None
     start: int = 0
 
-    def of(self, model: Model) -> torch.Tensor:
-        """The view of the packed weight that the tensor fills, of shape ``shape``."""
+    def write(self, model: Model, tensor: torch.Tensor, name: str) -> None:
+        """Copy ``tensor`` [*shape], the checkpoint's ``name``, to its rows of the packed weight."""
         owner = model if self.layer is None else model.layers[self.layer]
-        packed: torch.Tensor = getattr(owner, self.part)
-        return packed[self.start : self.start + self.shape[0]]
+        packed: Matrix = getattr(owner, self.part)
+        if isinstance(packed, torch.Tensor):
+            packed[self.start : self.start + self.shape[0]].copy_(tensor)
+        else:
+            packed.write(self.start, tensor, name)
 
 
 def tensor_map(config: ModelConfig, names: TensorNames) -> dict[str, Slot]:

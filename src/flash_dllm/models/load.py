@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
+from flash_dllm.kernels.linear import Matrix
+from flash_dllm.kernels.ranks import VocabShard
 from flash_dllm.models import family_of
 from flash_dllm.models.config import ModelConfig, ModelError, read_json
-from flash_dllm.models.layers import Model, empty_model, tensor_map
+from flash_dllm.models.layers import Model, Slot, empty_model, tensor_map
 from flash_dllm.models.shards import TensorHeader, open_shard, read_headers
 
 BUNDLED = ("flash-dllm/tiny-llada", "flash-dllm/tiny-dream", "flash-dllm/tiny-guide")
@@ -34,6 +37,19 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ITEMSIZE = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I8": 1}
 _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a checkpoint's weights are held.
+
+    Attributes:
+        matrix: given a device, what allocates a layer's matrix [rows, columns] there; None for plain tensors.
+        split: given the checkpoint's config, that of this rank's part and its rows of the vocabulary; None for all.
+    """
+
+    matrix: Callable[[torch.device | str], Callable[[int, int], Matrix]] | None = None
+    split: Callable[[ModelConfig], tuple[ModelConfig, VocabShard]] | None = None
 
 
 def is_local(source: str | Path) -> bool:
@@ -97,32 +113,37 @@ def load_model(
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
     mask_id: int | None = None,
+    form: Form | None = None,
 ) -> Model:
     """Load a checkpoint into packed weights on ``device``.
 
     ``source`` and ``revision``: see ``resolve``. ``dtype`` is float32, bfloat16, float16 or "auto", the dtype
     that config.json names, else the one that all tensors are stored in. ``mask_id`` overrides the config's
-    mask token. Host memory peaks at the weights (if ``device`` is the CPU) plus one shard, which is mapped
-    and not copied. Raises ModelError, naming file and key or tensor, for everything that is wrong with the
-    checkpoint.
+    mask token. ``form``: quantised, or one rank's part. Host memory peaks at the weights (if ``device`` is the
+    CPU) plus one shard, which is mapped and not copied, and one tensor where a weight is quantised. Raises
+    ModelError, naming file and key or tensor, for everything that is wrong with the checkpoint.
     """
     folder = resolve(source, revision)
     checkpoint = Checkpoint(folder, mask_id)
-    model = _allocate(checkpoint.config, checkpoint.pick_dtype(dtype), device)
+    model = _allocate(checkpoint.config, checkpoint.pick_dtype(dtype), device, form or Form())
     checkpoint.fill(model)
     return model
 
 
-def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Model:
+def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, form: Form) -> Model:
+    shard = None
+    if form.split is not None:
+        config, shard = form.split(config)
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as exc:  # torch built without CUDA raises AssertionError
         raise ModelError(f"device = {str(device)!r}: {next(iter(str(exc).splitlines()), exc)}") from exc
     try:
-        return empty_model(config, dtype, device)
+        return empty_model(config, dtype, device, form.matrix and form.matrix(device), shard)
     except RuntimeError as exc:  # includes torch.OutOfMemoryError
-        gigabytes = config.n_parameters * dtype.itemsize / 1e9
-        raise ModelError(f"weights of {gigabytes:.1f} GB in {dtype} do not fit on device {device}") from exc
+        size = f"{config.n_parameters * dtype.itemsize / 1e9:.1f} GB in {dtype}"
+        size = f"{config.n_parameters / 1e9:.1f} G parameters, most in 8 bits," if form.matrix else size
+        raise ModelError(f"weights of {size} do not fit on device {device}") from exc
 
 
 class Checkpoint:
@@ -138,7 +159,8 @@ class Checkpoint:
         family = family_of(self.raw, self.where)
         self.config: ModelConfig = family.parse(self.raw, self.where, mask_id)
         self.int8_rows = _is_int8_rows(self.raw, self.where)
-        self.slots = tensor_map(self.config, family.NAMES)
+        self.names = family.NAMES
+        self.slots = tensor_map(self.config, self.names)
         self.headers = read_headers(folder)
         self._check_tensors()
 
@@ -200,27 +222,43 @@ class Checkpoint:
         return dict(found)
 
     def fill(self, model: Model) -> None:
-        """Copy every tensor into ``model``, one shard after the other."""
+        """Copy every tensor, or the part of it that ``model`` holds, into ``model``, one file after the other."""
+        mine = self.slots if model.shard is None else tensor_map(model.config, self.names)
         by_file: dict[Path, list[str]] = {}
         for name in self.slots:
             by_file.setdefault(self.headers[name].file, []).append(name)
         for file, names in by_file.items():
             with open_shard(file) as shard:
                 for name in names:
-                    self.slots[name].of(model).copy_(self._read(shard, name))
+                    cut = _cut(self.slots[name].shape, mine[name], model.shard)
+                    mine[name].write(model, self._read(shard, name, cut), name)
 
-    def _read(self, shard: Any, name: str) -> torch.Tensor:
-        tensor = _get(shard, self.headers[name], name)
+    def _read(self, shard: Any, name: str, cut: tuple[slice, ...]) -> torch.Tensor:
+        tensor = _get(shard, self.headers[name], name, cut)
         if self.headers[name].dtype != "I8":
             return tensor
         scale = self.headers[f"{name}.scale"]
         with open_shard(scale.file) as other:
-            return tensor.float() * _get(other, scale, f"{name}.scale")[:, None]
+            return tensor.float() * _get(other, scale, f"{name}.scale", cut[:1])[:, None]
 
 
-def _get(shard: Any, header: TensorHeader, name: str) -> torch.Tensor:
+def _cut(whole: tuple[int, ...], mine: Slot, shard: VocabShard | None) -> tuple[slice, ...]:
+    """The part of a stored tensor that a rank holds, given the shape of the whole and the rank's slot; () for all."""
+    if shard is None:
+        return ()
+    if mine.part == "head":
+        return slice(shard.start, shard.stop), slice(0, whole[1])
+    cuts = []
+    for full, part in zip(whole, mine.shape, strict=True):
+        # Where there are fewer parts than ranks (heads of keys and values), neighbours hold the same one.
+        start = shard.ranks.rank * (full // part) // shard.ranks.size * part
+        cuts.append(slice(start, start + part))
+    return tuple(cuts)
+
+
+def _get(shard: Any, header: TensorHeader, name: str, cut: tuple[slice, ...]) -> torch.Tensor:
     try:
-        tensor: torch.Tensor = shard.get_tensor(name)
+        tensor: torch.Tensor = shard.get_slice(name)[cut] if cut else shard.get_tensor(name)
     except (SafetensorError, OSError, RuntimeError) as exc:
         raise ModelError(f"{header.file}: tensor {name} cannot be read ({exc})") from exc
     return tensor
