@@ -27,12 +27,25 @@ class KVCache:
     base: int
 
     @classmethod
-    def allocate(cls, config: ModelConfig, slots: int, positions: int, scratch: int, like: Tensor) -> KVCache:
-        """Allocate ``slots`` canvases of ``positions`` with ``scratch`` extra places, dtype of ``like``."""
+    def allocate(
+        cls,
+        config: ModelConfig,
+        slots: int,
+        positions: int,
+        scratch: int,
+        like: Tensor,
+        dtype: torch.dtype | None = None,
+    ) -> KVCache:
+        """Allocate ``slots`` canvases of ``positions`` with ``scratch`` extra places, device of ``like``.
+
+        ``dtype`` is that of ``like`` or float8_e4m3fn, to which what is written is rounded with scale 1 (beyond
+        +-448 it becomes +-448); attention reads it back in the dtype of its queries.
+        """
         shape = (slots, 1 + scratch + positions, config.n_kv_heads, config.head_dim)
+        dtype = dtype or like.dtype
 
         def tensors() -> list[Tensor]:
-            return [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(config.n_layers)]
+            return [torch.zeros(shape, dtype=dtype, device=like.device) for _ in range(config.n_layers)]
 
         return cls(tensors(), tensors(), 1 + scratch)
 

@@ -31,8 +31,8 @@ class Noise(Protocol):
     def per_choice(self, pos: Tensor, valid: Tensor) -> Tensor:
         """One number a candidate, [S, C] float32, for Dream's ``alg_temp``."""
 
-    def per_token(self, pos: Tensor, vocab: int) -> Tensor:
-        """One number a candidate and token, [S * C, vocab] float64 in (0, 1), for Gumbel noise."""
+    def per_token(self, pos: Tensor, vocab: int, start: int = 0) -> Tensor:
+        """A number for each candidate and token ``start`` .. ``vocab - 1``, float64 in (0, 1), for Gumbel noise."""
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -47,13 +47,19 @@ def counter_uniform(*words: Tensor) -> Tensor:
 
     Two chains of 32-bit hashes, so that counters that collide in one do not in the other.
     """
+    first, second = counter_hashes(*words)
+    return (((first << 20) + (second >> 12)).double() + 0.5) / 2.0**52
+
+
+def counter_hashes(*words: Tensor) -> tuple[Tensor, Tensor]:
+    """The two hashes, int64 below 2**32, of broadcastable int64 counters; a kernel may continue them."""
     first = torch.full((), _MIX[0], dtype=torch.int64, device=words[0].device)
     second = torch.full((), _MIX[1], dtype=torch.int64, device=words[0].device)
     for word in words:
         for part in (word & _LOW, (word >> 32) & _LOW):
             first = _mix(first ^ part)
             second = _mix((second + part * _MIX[2]) & _LOW)
-    return (((first << 20) + (second >> 12)).double() + 0.5) / 2.0**52
+    return first, second
 
 
 class CounterNoise:
@@ -70,10 +76,15 @@ class CounterNoise:
     def per_choice(self, pos: Tensor, valid: Tensor) -> Tensor:
         return counter_uniform(self._seed, self._step, pos, torch.full_like(pos, -1)).float()
 
-    def per_token(self, pos: Tensor, vocab: int) -> Tensor:
-        index = torch.arange(1, vocab + 1, device=pos.device)
+    def per_token(self, pos: Tensor, vocab: int, start: int = 0) -> Tensor:
+        index = torch.arange(start + 1, vocab + 1, device=pos.device)
         words = (self._seed[..., None], self._step[..., None], pos[..., None], index)
         return counter_uniform(*words).flatten(0, 1).clamp(2.0**-53, 1 - 2.0**-53)
+
+    def token_hashes(self, pos: Tensor) -> tuple[Tensor, Tensor]:
+        """What :meth:`per_token` hashes before the token's index, each [S * C] int64, for kernels that go on."""
+        first, second = counter_hashes(self._seed, self._step, pos)
+        return first.flatten(), second.flatten()
 
 
 class TorchCPUNoise:
@@ -104,10 +115,10 @@ class TorchCPUNoise:
     def per_choice(self, pos: Tensor, valid: Tensor) -> Tensor:
         raise NotImplementedError("no published trace uses alg_temp")
 
-    def per_token(self, pos: Tensor, vocab: int) -> Tensor:
+    def per_token(self, pos: Tensor, vocab: int, start: int = 0) -> Tensor:
         shape = (self._length, self._vocab)
         drawn = torch.rand((1, *shape), generator=self._generator, dtype=torch.float64)[0]
-        return drawn.to(pos.device)[pos.flatten(), :vocab]
+        return drawn.to(pos.device)[pos.flatten(), start:vocab]
 
     def choose(self, probs: Tensor, valid: Tensor) -> Tensor:
         """Draw an index from each valid row of ``probs`` [S * C, V], as ``torch.multinomial`` does."""

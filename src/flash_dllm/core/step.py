@@ -285,6 +285,7 @@ class Decoder:
             vocabulary.eos_ids,
             vocabulary.quiet_ids,
             sampling,
+            shard=self.ctx.model.shard,
         )
 
     def _read(self, hidden: Tensor, cand: Candidates, lanes: Lanes) -> Draft:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from flash_dllm.kernels.linear import linear
 from flash_dllm.models.config import ModelConfig
 from flash_dllm.models.layers import LayerWeights, Model, rope_tables
 
@@ -46,11 +47,11 @@ def forward(
         x = x + mixed
         if watch is not None:
             watch(index, weights)
-        gate, up = F.linear(_rms_norm(x, layer.ffn_norm, config.rms_eps), layer.w_gate_up).chunk(2, -1)
-        x = x + F.linear(F.silu(gate) * up, layer.w_down)
+        gate, up = linear(_rms_norm(x, layer.ffn_norm, config.rms_eps), layer.w_gate_up).chunk(2, -1)
+        x = x + linear(F.silu(gate) * up, layer.w_down)
     if rows is not None:
         x = x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
-    return F.linear(_rms_norm(x, model.norm, config.rms_eps), model.head)
+    return linear(_rms_norm(x, model.norm, config.rms_eps), model.head)
 
 
 def shift_logits(logits: torch.Tensor) -> torch.Tensor:
@@ -82,7 +83,7 @@ def _attention(
     """What attention adds to the residual [B, L, d], and its weights [B, H, L, L]."""
     batch, length, _ = x.shape
     heads, kv_heads = config.n_heads, config.n_kv_heads
-    qkv = F.linear(_rms_norm(x, layer.attn_norm, config.rms_eps), layer.wqkv, layer.bqkv)
+    qkv = linear(_rms_norm(x, layer.attn_norm, config.rms_eps), layer.wqkv, layer.bqkv)
     qkv = qkv.view(batch, length, heads + 2 * kv_heads, config.head_dim)
     q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], 2)
     q, k = _rotate(q, cos, sin, config.rope_fp32), _rotate(k, cos, sin, config.rope_fp32)
@@ -91,4 +92,4 @@ def _attention(
     scores = scores.masked_fill(~visible[:, None], float("-inf"))
     weights = scores.softmax(-1)
     mixed = torch.einsum("bhqk,bkhd->bqhd", weights, v)
-    return F.linear(mixed.reshape(batch, length, heads * config.head_dim), layer.wo), weights
+    return linear(mixed.reshape(batch, length, heads * config.head_dim), layer.wo), weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +101,7 @@ def quantized(model: Model, kind: str) -> Model:
     """``model`` with its layers' matrices in 8 bits; everything else is shared with it."""
     layers = []
     for layer in model.layers:
-        made = {}
+        made: dict[str, Any] = {}
         for name in MATRICES:
             matrix = getattr(layer, name)
             made[name] = QuantizedWeight.empty(kind, tuple(matrix.shape), matrix.device)

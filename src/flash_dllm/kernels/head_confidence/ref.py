@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_dllm.kernels.ranks import VocabShard
+
 NEG_INF = float("-inf")
+MEASURES = ("prob", "margin", "neg_entropy")
 
 
 @dataclass(frozen=True)
@@ -20,21 +23,25 @@ class Sampling:
         temperature: [M] float32.
         top_p: [M] float32, 1 keeps everything.
         top_k: [M] int64, 0 keeps everything.
-        uniform: gives [M, V] float64 in (0, 1) for Gumbel noise.
+        uniform: given ``stop`` and ``start`` (by default 0), gives [M, stop - start] float64 in (0, 1) for the Gumbel
+            noise of tokens ``start`` .. ``stop - 1``.
         categorical: Dream's form: temperature and filters change the distribution *before* the confidence is
             taken, and the confidence is that distribution's probability of the drawn token.
         filters: False when no row uses top_p or top_k, which saves sorting the vocabulary.
         choose: draws an index from probabilities [M, V] -> [M]; None uses the Gumbel noise. It exists for the
             published traces, which used ``torch.multinomial``.
+        counter: where ``uniform`` is counter-based, gives its two 32-bit hashes [M] int64 before the token's index,
+            from which a kernel computes the same numbers.
     """
 
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
-    uniform: Callable[[int], Tensor]
+    uniform: Callable[..., Tensor]
     categorical: bool = False
     filters: bool = True
     choose: Callable[[Tensor], Tensor] | None = None
+    counter: Callable[[], tuple[Tensor, Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class HeadSpec:
         eos_ids, quiet_ids: the ids that 1 and 2 act on.
         sampling: None for argmax.
         wanted: [M] int64 or None: report the probability of these tokens too.
+        shard: the logits are some columns of the vocabulary, and other ranks have the others; None for all.
     """
 
     n_tokens: int
@@ -62,6 +70,7 @@ class HeadSpec:
     quiet_ids: tuple[int, ...] = ()
     sampling: Sampling | None = None
     wanted: Tensor | None = None
+    shard: VocabShard | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,12 @@ class HeadOut:
     prob: Tensor
     measure: Tensor
     prob_wanted: Tensor | None = None
+
+
+def check(spec: HeadSpec) -> None:
+    """Raise a ValueError that names the measure if it is not known."""
+    if spec.measure not in MEASURES:
+        raise ValueError(f"unknown confidence measure {spec.measure!r}; known: {', '.join(MEASURES)}")
 
 
 def head_logits(h: Tensor, weight: Tensor) -> Tensor:
@@ -91,21 +106,26 @@ def confidence(logits: Tensor, spec: HeadSpec) -> HeadOut:
     Probabilities are those of the whole vocabulary: a token that may not be chosen keeps its mass.
 
     Args:
-        logits: [M, V] float32.
+        logits: [M, V] float32, or the columns of ``spec.shard``.
         spec: see :class:`HeadSpec`.
     """
+    if spec.shard is not None:
+        from .sharded import sharded_confidence
+
+        return sharded_confidence(logits, spec, spec.shard)
+    check(spec)
     for_confidence = logits
     if spec.suppress is not None:
-        logits = _without(logits, spec.eos_ids, spec.suppress == 1)
-        logits = _without(logits, spec.quiet_ids, spec.suppress == 3)
-        for_confidence = _without(logits, spec.quiet_ids, spec.suppress == 2)
-    allowed = _without(logits, (spec.mask_id,), None)
+        logits = without(logits, spec.eos_ids, spec.suppress == 1)
+        logits = without(logits, spec.quiet_ids, spec.suppress == 3)
+        for_confidence = without(logits, spec.quiet_ids, spec.suppress == 2)
+    allowed = without(logits, (spec.mask_id,), None)
     allowed = allowed[:, : spec.n_tokens]
     sampling = spec.sampling
     if sampling is not None and sampling.categorical:
-        shaped = _filtered(_tempered(allowed, sampling.temperature), sampling)
+        shaped = _filtered(tempered(allowed, sampling.temperature), sampling)
         token = _draw(shaped, sampling)
-        for_confidence = _filtered(_tempered(for_confidence, sampling.temperature), sampling)
+        for_confidence = _filtered(tempered(for_confidence, sampling.temperature), sampling)
     elif sampling is not None:
         token = _gumbel_argmax(allowed, sampling)
     else:
@@ -125,12 +145,10 @@ def _measure(logits: Tensor, log_z: Tensor, prob: Tensor, kind: str) -> Tensor:
     if kind == "margin":
         top = probs.topk(2, dim=-1).values
         return top[:, 0] - top[:, 1]
-    if kind == "neg_entropy":
-        return (probs * (probs + 1e-10).log()).sum(-1)
-    raise ValueError(f"unknown confidence measure {kind!r}; known: prob, margin, neg_entropy")
+    return (probs * (probs + 1e-10).log()).sum(-1)
 
 
-def _without(logits: Tensor, ids: tuple[int, ...], rows: Tensor | None) -> Tensor:
+def without(logits: Tensor, ids: tuple[int, ...], rows: Tensor | None) -> Tensor:
     """``logits`` with -inf at ``ids`` (for the rows flagged)."""
     if not ids:
         return logits
@@ -141,7 +159,7 @@ def _without(logits: Tensor, ids: tuple[int, ...], rows: Tensor | None) -> Tenso
     return logits
 
 
-def _tempered(logits: Tensor, temperature: Tensor) -> Tensor:
+def tempered(logits: Tensor, temperature: Tensor) -> Tensor:
     # Below the floor the quotient could overflow; it is an argmax long before.
     return logits / torch.where(temperature > 0, temperature.clamp_min(1e-6), 1.0)[:, None]
 
@@ -163,10 +181,15 @@ def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def _gumbel_argmax(logits: Tensor, sampling: Sampling) -> Tensor:
     """Draw from softmax(logits / T) by Gumbel noise in float64 (LLaDA); argmax where T is 0."""
-    shaped = _filtered(_tempered(logits, sampling.temperature), sampling)
+    shaped = _filtered(tempered(logits, sampling.temperature), sampling)
     kept = torch.where(shaped == NEG_INF, shaped, logits).double()
-    gumbel = -torch.log(-torch.log(sampling.uniform(logits.shape[-1])))
-    return (kept + sampling.temperature.double()[:, None] * gumbel).argmax(-1)
+    noise = gumbel(sampling.uniform(logits.shape[-1]))
+    return (kept + sampling.temperature.double()[:, None] * noise).argmax(-1)
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """Gumbel noise from uniform numbers in (0, 1)."""
+    return -torch.log(-torch.log(uniform))
 
 
 def _draw(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -176,6 +199,5 @@ def _draw(logits: Tensor, sampling: Sampling) -> Tensor:
             return best
         drawn = sampling.choose(logits.softmax(-1))
     else:
-        gumbel = -torch.log(-torch.log(sampling.uniform(logits.shape[-1])))
-        drawn = (logits.double() + gumbel).argmax(-1)
+        drawn = (logits.double() + gumbel(sampling.uniform(logits.shape[-1]))).argmax(-1)
     return torch.where(sampling.temperature > 0, drawn, best)
