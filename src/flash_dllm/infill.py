@@ -78,6 +78,8 @@ def _split(text: str) -> list[Part]:
     for found in _MARK.finditer(text):
         if found.start() > at:
             parts.append(text[at : found.start()])
+        if len(found[2]) > 9:
+            raise TemplateError(f"a gap of {found[2][:9]}... tokens is too long")
         size = int(found[2])
         parts.append(Gap(max_tokens=size) if found[1] else Gap(size))
         at = found.end()

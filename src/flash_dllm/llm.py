@@ -163,6 +163,11 @@ class LLM:
         return self.tokenizer is not None and self.tokenizer.has_chat_template
 
     @property
+    def loop(self) -> Loop:
+        """What drives the engine, for callers that run the steps themselves, as the server does."""
+        return self._loop
+
+    @property
     def mask_id(self) -> int:
         """The id of MASK."""
         return self._builder.mask_id

@@ -126,6 +126,10 @@ class Builder:
             masked += [False] * len(ids)
         for part in parts:
             if isinstance(part, Gap):
+                if len(ids) + part.size > self.positions:
+                    raise RequestError(
+                        f"a gap of {part.size} tokens after {len(ids)} is too long: max_model_len={self.positions}"
+                    )
                 gaps.append((len(ids), part.size))
                 ids += [self.mask_id] * part.size
                 masked += [True] * part.size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -72,7 +72,7 @@ def takes_options(func: Callable[..., Any]) -> Callable[..., Any]:
         engine, params = settle(given, values.pop("method"), values.pop("option") or [], values.pop("config"))
         return func(**values, engine=engine, params=params)
 
-    made = [_from_field(name, field) for name, field in known.items()]
+    made = parameters(known)
     call.__signature__ = inspect.Signature([*own, *made, *shared])  # type: ignore[attr-defined]
     return call
 
@@ -85,7 +85,7 @@ def settle(
     Raises:
         UsageError, pydantic.ValidationError: an unknown name or a bad value.
     """
-    values = _read_config(config) if config else {}
+    values = read_config(config, {*fields(), "options"}) if config else {}
     options = dict(values.pop("options", None) or {})
     if method is not None:
         if "cache" in given or "decoding" in given:
@@ -93,14 +93,19 @@ def settle(
         cache, _, decoding = method.partition("+")
         values.update(cache=cache or None, decoding=decoding or None)
     values.update(given)
-    options.update(_pair(text) for text in option)
+    options.update(pair(text) for text in option)
     in_engine = {n: v for n, v in values.items() if n in EngineArgs.model_fields and n != "seed"}
     rest = {n: v for n, v in values.items() if n not in in_engine}
     engine = EngineArgs.model_validate({**in_engine, "options": options})
     return engine, SamplingParams.model_validate(rest)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """Options by name from a YAML file.
+
+    Raises:
+        UsageError: it cannot be read, or names something that is not ``known``.
+    """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as exc:
@@ -112,13 +117,19 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{path}: must hold options by name")
     values = {str(name).replace("-", "_"): value for name, value in values.items()}
-    unknown = sorted(set(values) - set(fields()) - {"options"})
+    unknown = sorted(set(values) - set(known))
     if unknown:
         raise UsageError(f"{path}: unknown option {unknown[0]!r}")
     return values
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def parameters(known: Mapping[str, FieldInfo]) -> list[inspect.Parameter]:
+    """A flag for each field, as parameters of a command."""
+    return [_from_field(name, field) for name, field in known.items()]
+
+
+def pair(text: str) -> tuple[str, Any]:
+    """``NAME=VALUE``, the value read as YAML."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"--option {text}: write NAME=VALUE")
