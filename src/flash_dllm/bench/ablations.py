@@ -92,7 +92,7 @@ def run_unit(llm: LLM, unit: Unit, count: int) -> dict[str, Any]:
     answers = [output.outputs[0] for output in done.outputs]
     right = [check(s, o.text) for s, o in zip(samples, done.outputs, strict=True)]
     return {
-        "key": unit.key, "set": unit.index, "problems": unit.problems, "method": unit.case.method,
+        "set": unit.index, "problems": unit.problems, "method": unit.case.method,
         "options": unit.case.options, "request": unit.case.request, **circumstances(engine),
         "problems_a_set": count, "verdicts": "".join("01"[r] for r in right),
         "tokens": [len(a.token_ids) for a in answers], "nfe": [a.nfe for a in answers],
@@ -119,7 +119,8 @@ def done_units(folder: Path) -> dict[str, dict[str, Any]]:
                 if number == len(lines) - 1:
                     break
                 raise PlanError(f"{file}: line {number + 1} is not JSON ({error})") from error
-            found.setdefault(unit["key"], unit)
+            case = Case("", unit["method"], unit["options"], unit["request"])
+            found.setdefault(Unit(case, unit["problems"], unit["set"]).key, unit)
     return found
 
 

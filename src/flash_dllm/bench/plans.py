@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flash_dllm.errors import FlashDLLMError
+from flash_dllm.methods import CACHES, DECODINGS
 
+_NONE = object()
 SMALL: dict[str, Any] = {"lookahead": 16, "track": 32}
 """Flash-Cache's budget on the bundled models."""
 STRUCTURED = ("gsm", "arith", "list", "convert", "code", "json")
@@ -34,8 +36,11 @@ class Case:
     request: dict[str, Any] = field(default_factory=dict)
 
     def key(self, problems: str) -> str:
-        """What makes two measurements the same, whatever plan asks for them."""
-        return json.dumps([self.method, self.options, self.request, problems], sort_keys=True)
+        """What makes two measurements the same, whatever plan asks for them; an option at its default is none."""
+        cache, decoding = self.method.split("+")
+        usual = {**(CACHES[cache].options or {}), **(DECODINGS[decoding].options or {})}
+        options = {name: value for name, value in self.options.items() if usual.get(name, _NONE) != value}
+        return json.dumps([self.method, options, self.request, problems], sort_keys=True)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from flash_dllm.cli.bench_load import serve, throughput, workload
 from flash_dllm.cli.bench_quality import ablations
+from flash_dllm.cli.bench_speed import kernels, step
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -14,4 +16,5 @@ def _describe() -> None:
     """Measure kernels, steps, throughput, a running server, methods and ablations."""
 
 
-app.command()(ablations)
+for command in (kernels, step, throughput, workload, serve, ablations):
+    app.command()(command)

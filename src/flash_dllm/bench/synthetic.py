@@ -1,0 +1,121 @@
+"""Engines and requests that need no checkpoint: random weights of a named shape, random prompts, a fixed pace."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flash_dllm.bench.forced import forced
+from flash_dllm.bench.kernels import takes
+from flash_dllm.bench.timing import BenchError
+from flash_dllm.core.method import Method
+from flash_dllm.core.state import Canvas
+from flash_dllm.core.step import Vocabulary
+from flash_dllm.engine.engine import Engine
+from flash_dllm.engine.request import Request
+from flash_dllm.kernels.choice import Kernels
+from flash_dllm.methods import build_method, split_name
+from flash_dllm.models.config import SHAPES, ModelConfig
+from flash_dllm.models.layers import Model, random_model
+
+CPU_LIMIT = 300e6
+"""Parameters above which a shape is not set up on the CPU: it would take minutes and most of the memory."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method on a shape.
+
+    Attributes:
+        shape: a name of :data:`flash_dllm.models.config.SHAPES`.
+        method: ``cache+decoding``, with the options of their constructors in ``options``.
+        commits, accepts: the forced pace (tokens a step by confidence, drafts accepted a step); None lets the random
+            weights decide, which commits one token a step where epsilon is 1.
+        impl: forced implementation of every op, None for the op's own choice.
+        eager: no captured graph, where the engine has them.
+        gang: seat new requests only when every slot is free (no refill).
+    """
+
+    shape: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    commits: float | None = None
+    accepts: float = 0.0
+    impl: str | None = None
+    eager: bool = False
+    gang: bool = False
+
+    @property
+    def config(self) -> ModelConfig:
+        if self.shape not in SHAPES:
+            raise BenchError(f"shape {self.shape!r} is not known; there are {', '.join(SHAPES)}")
+        config = SHAPES[self.shape]
+        if config.mask_id is None:
+            raise BenchError(f"shape {self.shape!r} is no masked diffusion model")
+        return config
+
+    def build(self) -> Method:
+        """The method, at the forced pace if there is one."""
+        cache, decoding = split_name(self.method)
+        method = build_method(cache, decoding or "threshold", family=self.config.family, **self.options)
+        return method if self.commits is None else forced(method, self.commits, self.accepts)
+
+    def row(self) -> dict[str, Any]:
+        """What a report says about it."""
+        return {
+            "shape": self.shape, "method": self.method, "options": self.options, "weights": "random",
+            "commit_per_step": self.commits, "accept_per_step": self.accepts if self.commits else None,
+            "impl": self.impl or "auto", "eager": self.eager, "refill": not self.gang,
+            "verify": self.method.endswith("+verify"),
+        }  # fmt: skip
+
+
+def weights(shape: str, dtype: torch.dtype, device: torch.device) -> Model:
+    """Random weights of a named shape.
+
+    Raises:
+        BenchError: no such shape, or too large for the CPU.
+    """
+    config = Setting(shape, "none+threshold").config
+    if device.type == "cpu" and config.n_parameters > CPU_LIMIT:
+        raise BenchError(
+            f"shape {shape!r} has {config.n_parameters / 1e9:.1f} billion parameters: measure it on a GPU, or a "
+            "smaller shape here"
+        )
+    return random_model(config, dtype, device)
+
+
+def engine_for(setting: Setting, model: Model, slots: int, positions: int) -> Engine:
+    """An engine for ``slots`` canvases of up to ``positions``."""
+    config = setting.config
+    assert config.mask_id is not None
+    more: dict[str, Any] = {}
+    if setting.eager and not takes(Engine.__init__, "enforce_eager"):
+        raise BenchError("eager: this engine captures no graphs, so there is nothing to switch off")
+    if takes(Engine.__init__, "enforce_eager"):
+        more["enforce_eager"] = setting.eager
+    kernels = Kernels.all(setting.impl)
+    if takes(Engine.__init__, "kernels"):
+        more["kernels"] = kernels
+    method = setting.build()
+    engine = Engine(
+        model, method, Vocabulary(config.n_tokens, config.mask_id), slots=slots,
+        positions=method.cache.positions(positions), **more,
+    )  # fmt: skip
+    if "kernels" not in more:
+        engine.decoder.ctx.kernels = kernels
+    return engine
+
+
+def request(
+    config: ModelConfig, name: str, prompt: int, answer: int, room: int, made: random.Random, **numbers: float
+) -> Request:
+    """A random prompt and ``room`` masked positions, of which the first ``answer`` are decoded."""
+    assert config.mask_id is not None
+    ids = [made.randrange(config.n_tokens - 8) for _ in range(prompt)] + [config.mask_id] * room
+    masked = [False] * prompt + [True] * room
+    given = {"stop_at_eos": False, "epsilon": 1.0, "pad": room - answer, **numbers}
+    return Request(name, Canvas(ids, masked, (), given))

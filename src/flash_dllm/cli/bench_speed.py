@@ -1,0 +1,165 @@
+"""``flash-dllm bench kernels|step``: what takes how long."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from flash_dllm.cli.bench_shared import (
+    ACCEPTS,
+    COMMITS,
+    DEVICE,
+    DTYPE,
+    EAGER,
+    IMPL,
+    JSON,
+    METHODS,
+    OPTION,
+    PLOT,
+    SHAPE,
+    end,
+    numbers,
+    plots,
+    report_of,
+    run_each,
+    settings_of,
+    span,
+    title_of,
+    where,
+    words,
+)
+from flash_dllm.cli.tables import print_table, write_json
+
+
+def kernels(
+    shape: SHAPE = "llada-8b",
+    ops: Annotated[str, typer.Option(help="comma-separated, or all")] = "all",
+    impls: Annotated[
+        str, typer.Option("--impl", help="comma-separated; auto is ref, and triton on a GPU")
+    ] = "auto",
+    rows: Annotated[str | None, typer.Option(help="rows of a pass, comma-separated")] = None,
+    slots: Annotated[str | None, typer.Option(help="slots for attention and head, comma-separated")] = None,
+    keys: Annotated[int | None, typer.Option(min=1, help="positions of a slot")] = None,
+    repeats: Annotated[int, typer.Option(min=1)] = 30,
+    dtype: DTYPE = "auto",
+    device: DEVICE = "auto",
+    json_: JSON = None,
+    plot: PLOT = None,
+) -> None:
+    """Each op by shape: implementations against the definition, the library and the measured ceilings."""
+    from dataclasses import replace
+
+    from flash_dllm.bench import kernels as bench
+    from flash_dllm.bench.floors import measure_ceilings
+    from flash_dllm.bench.synthetic import Setting
+    from flash_dllm.bench.timing import Timer
+
+    at, kind = where(device, dtype)
+    config = Setting(shape, "none+threshold").config
+    sizes = bench.Sizes.default(config, at)
+    if rows:
+        sizes = replace(sizes, rows=numbers("rows", rows))
+    if slots:
+        sizes = replace(sizes, slots=numbers("slots", slots))
+    if keys:
+        sizes = replace(sizes, keys=keys)
+    names = bench.OPS if ops == "all" else words(ops)
+    wanted = ("ref", *(("triton",) if at.type == "cuda" else ())) if impls == "auto" else words(impls)
+    ceilings = measure_ceilings(at, kind)
+    timer, found = Timer(at, repeats), []
+    for case in bench.Maker(config, kind, at).cases(names, sizes):
+        found += bench.measure_case(case, wanted, timer, ceilings, kind)
+    report = report_of("kernels", at, kind, ceilings, found, shape=shape)
+    write_json(json_, report)
+    if str(json_) != "-":
+        columns = (
+            "op",
+            "size",
+            "implementation",
+            "ms",
+            "10-90 %",
+            "floor ms",
+            "times floor",
+            "TB/s",
+            "error",
+        )
+        print_table(title_of(report), columns, [_kernel_row(row) for row in found])
+    if plot:
+        plots().time_by_kernel(found, f"{shape}, {report['device_name']}, {report['dtype']}", plot)
+    if any(row.get("skipped") == "wrong result" for row in found):
+        raise typer.Exit(1)
+
+
+def step(
+    shape: SHAPE = "llada-8b",
+    methods: METHODS = "flash+threshold,flash+verify,flash+branch",
+    batch: Annotated[str, typer.Option(help="slots, comma-separated")] = "1,8,16,32",
+    prompt: Annotated[str, typer.Option(help="prompt lengths, comma-separated")] = "1000",
+    answer: Annotated[int, typer.Option(min=1, help="masked positions behind the prompt")] = 512,
+    steps: Annotated[int, typer.Option(min=1, help="timed steps")] = 20,
+    option: OPTION = None,
+    commits: COMMITS = None,
+    accepts: ACCEPTS = 0.0,
+    impl: IMPL = None,
+    eager: EAGER = False,
+    dtype: DTYPE = "auto",
+    device: DEVICE = "auto",
+    json_: JSON = None,
+) -> None:
+    """Time of a steady step and of the first pass by batch and prompt length, against the floor of its passes.
+
+    Random weights never reach a threshold: without --commit-per-step a step commits one token. What counts is the time.
+    """
+    from flash_dllm.bench.floors import measure_ceilings
+    from flash_dllm.bench.step import Place, measure_step
+    from flash_dllm.bench.synthetic import weights
+
+    at, kind = where(device, dtype)
+    places = [Place(b, p, answer, steps) for p in numbers("prompt", prompt) for b in numbers("batch", batch)]
+    settings = settings_of(shape, methods, option, commits, accepts, impl, eager)
+    model, ceilings = weights(shape, kind, at), measure_ceilings(at, kind)
+
+    def one(work: Any) -> list[dict[str, Any]]:
+        return [measure_step(work[0], model, work[1], ceilings)]
+
+    found = run_each([(s, p) for p in places for s in settings], one)
+    report = report_of("step", at, kind, ceilings, found, shape=shape)
+    write_json(json_, report)
+    if str(json_) != "-":
+        columns = (
+            "method", "slots", "prompt", "ms", "10-90 %", "floor ms", "times floor", "first pass ms", "peak GiB", "idle"
+        )  # fmt: skip
+        print_table(title_of(report), columns, [_step_row(row) for row in found])
+    end(found)
+
+
+def _kernel_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    size = ", ".join(f"{row[k]} {k}" for k in ("rows", "slots", "keys") if k in row)
+    size += ", score" if row.get("score") else ""
+    if row["ms"] is None:
+        return (
+            row["op"],
+            size,
+            row["impl"],
+            row["skipped"],
+            "",
+            f"{row['floor_ms']:.4f}",
+            "",
+            "",
+            row.get("error"),
+        )
+    error = "" if "error" not in row else f"{row['error']:.1e}"
+    return (
+        row["op"], size, row["impl"], f"{row['ms']:.4f}", span(row), f"{row['floor_ms']:.4f}",
+        row["times_floor"], row["tb_s"], error,
+    )  # fmt: skip
+
+
+def _step_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    if row["ms"] is None:
+        return row["method"], row["batch"], row["prompt"], row["failed_with"], "", "", "", "", "", ""
+    return (
+        row["method"], row["batch"], row["prompt"], row["ms"], span(row), row["floor_ms"], row["times_floor"],
+        row["first_pass_ms"], row["peak_gib"], row["idle_share"],
+    )  # fmt: skip
