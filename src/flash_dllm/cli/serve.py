@@ -13,7 +13,7 @@ from flash_dllm.cli.fields import UsageError, pair, parameters, read_config
 from flash_dllm.serve.args import ServeArgs
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-OWN = tuple(name for name in ServeArgs.model_fields if name != "options")
+OWN = tuple(name for name in ServeArgs.model_fields if name not in ("model", "options"))
 
 
 def serve(
@@ -49,10 +49,8 @@ def settle(model: str | None, flags: dict[str, Any], option: list[str], config: 
     """
     given = {name: value for name, value in flags.items() if value not in (None, [])}
     if model is not None:
-        if "model" in given:
-            raise UsageError(f"--model {given['model']}: the model is named already, {model}")
         given["model"] = model
-    values = read_config(config, {*OWN, "options"}) if config else {}
+    values = read_config(config, ServeArgs.model_fields) if config else {}
     options = {**(values.pop("options", None) or {}), **dict(map(pair, option))}
     values = {**values, **given}
     values.setdefault("api_key", os.environ.get("FLASH_DLLM_API_KEY") or None)

@@ -15,7 +15,8 @@ from flash_dllm.errors import FlashDLLMError
 from flash_dllm.llm import LLM, SLOTS
 from flash_dllm.loading import load
 from flash_dllm.serve.app import Limits, create_app
-from flash_dllm.serve.args import ServeArgs, methods
+from flash_dllm.serve.args import ServeArgs
+from flash_dllm.serve.args import methods as methods_of
 from flash_dllm.serve.service import Service
 from flash_dllm.serve.tracing import Spans
 
@@ -28,7 +29,7 @@ def build_service(args: ServeArgs) -> Service:
     Raises:
         FlashDLLMError: the model, a method or an option is wrong.
     """
-    wanted = methods(args)
+    wanted = methods_of(args)
     loaded = load(next(iter(wanted.values())))
     slots = args.max_num_seqs or SLOTS.get(loaded.model.device.type, 4)
     if slots < len(wanted):
@@ -53,6 +54,19 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service, self._drain_timeout = service, drain_timeout
         self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        names, methods = ", ".join(self._service.models), ", ".join(self._service.llms)
+        for door in sockets or ():
+            host, port = door.getsockname()[:2]
+            log.info(
+                "serving %s with %s on http://%s:%d",
+                names,
+                methods,
+                f"[{host}]" if ":" in host else host,
+                port,
+            )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -121,9 +135,4 @@ def run(args: ServeArgs) -> None:
             spans=spans,
         )
         config = uvicorn.Config(app, log_config=None, access_log=False, timeout_keep_alive=30)
-        host = f"[{args.host}]" if ":" in args.host else args.host
-        log.info(
-            "serving %s with %s on http://%s:%d",
-            ", ".join(service.models), ", ".join(service.llms), host, door.getsockname()[1],
-        )  # fmt: skip
         Server(config, service, args.drain_timeout).run(sockets=[door])
