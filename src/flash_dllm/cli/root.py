@@ -28,6 +28,7 @@ COMMANDS = {
     "batch": ("batch", "Answer every row of a file or folder, here or on many engines."),
     "compare": ("compare", "The same prompts over several methods, in a table."),
     "bench": ("bench", "Measure kernels, steps, throughput, a server, methods, ablations."),
+    "eval": ("eval", "GSM8K, MATH, HumanEval, MBPP through lm-evaluation-harness."),
     "eval-tiny": ("evaluate", "Accuracy of the bundled model on its held-out tasks."),
     "train": ("train", "Train the bundled models from scratch."),
     "doctor": ("doctor", "What this machine has and what will run where."),

@@ -1,8 +1,8 @@
 """Code out of an answer to a HumanEval problem (the post-processing that Fast-dLLM and Flash-dLLM score with).
 
 The text of a code fence if there is one, behind the problem's prompt; of that the longest run of lines that parses; of
-that the imports, what the prompt defines and what the asked function needs. Applied to HumanEval only; MBPP answers are run
-as they are. (What the prompt defines beside the asked function is kept since the tests of one problem, 50, call it.)
+that the imports, what the prompt defines and what the asked function needs. Applied to HumanEval only; MBPP answers are
+run as they are. (What the prompt defines beside the asked function is kept since the tests of problem 50 call it.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Right or wrong: GSM8K's two filters, both rules for MATH, and programs, without lm-evaluation-harness.
 
-The harness scores a run; this module scores the same answers again, so that what the harness lacks (the rule for MATH of
-its version 0.4.8, HumanEval after code extraction) stands beside it and a disagreement shows.
+The harness scores a run; this module scores the same answers again, so that what the harness lacks (the rule for MATH
+of its version 0.4.8, HumanEval after code extraction) stands beside it and a disagreement shows.
 """
 
 from __future__ import annotations
@@ -60,23 +60,28 @@ def score_math(text: str, solution: str) -> dict[str, bool]:
     }
 
 
-def score_humaneval(text: str, problem: Mapping[str, str]) -> dict[str, bool]:
-    """HumanEval: the text as it is after the prompt, and after code extraction (:mod:`flash_dllm.eval.extraction`).
+def score_humaneval(text: str, problem: Mapping[str, str]) -> bool:
+    """HumanEval: the text as it is, behind the prompt.
 
     ``problem`` has the fields of the data set: ``prompt``, ``test``, ``entry_point``.
     """
-    prompt, test = problem["prompt"], f"{problem['test']}\ncheck({problem['entry_point']})"
-    found = extract(prompt, text, problem["entry_point"])
-    return {
-        "pass@1": run_program(f"{prompt}{text}\n{test}").passed,
-        "pass@1 extracted": run_program(f"{found}\n{test}").passed,
-    }
+    return run_program(f"{problem['prompt']}{text}\n{_check(problem)}").passed
 
 
-def score_mbpp(text: str, problem: Mapping[str, Any]) -> dict[str, bool]:
+def score_humaneval_extracted(text: str, problem: Mapping[str, str]) -> bool:
+    """HumanEval after code extraction (:mod:`flash_dllm.eval.extraction`)."""
+    found = extract(problem["prompt"], text, problem["entry_point"])
+    return run_program(f"{found}\n{_check(problem)}").passed
+
+
+def _check(problem: Mapping[str, str]) -> str:
+    return f"{problem['test']}\ncheck({problem['entry_point']})"
+
+
+def score_mbpp(text: str, problem: Mapping[str, Any]) -> bool:
     """MBPP: the text with the problem's three asserts. ``test_setup_code`` is left out, as in the harness."""
     tests = "\n".join(problem["test_list"][:3])
-    return {"pass@1": run_program(f"{text}\n{tests}").passed}
+    return run_program(f"{text}\n{tests}").passed
 
 
 def boxed(solution: str) -> str:
@@ -100,9 +105,12 @@ _REPLACED = (
     ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
     (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
 )  # fmt: skip
+_WORDS = (
+    "square ways integers dollars mph inches ft hours km units \\ldots sue points feet minutes digits cents degrees cm "
+    "gm pounds meters meals edges students childrentickets multiples \\text{s} \\text{.}"
+)
 _REMOVED = (
-    *["square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "\\ldots", "sue", "points", "feet", "minutes", "digits", "cents"],
-    *["degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students", "childrentickets", "multiples", "\\text{s}", "\\text{.}"],
+    *_WORDS.split(),
     "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}",
     "\\;", ",\\!", "{,}", '"', "\\dots",
 )  # fmt: skip

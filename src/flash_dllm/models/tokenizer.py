@@ -61,6 +61,11 @@ class Tokenizer:
         """Whether ``apply_chat`` works."""
         return self.chat_template is not None
 
+    @property
+    def bos_id(self) -> int | None:
+        """The token that its files name as the first of a text (``bos_token``), or None."""
+        return self.token_id(self._special["bos_token"]) if "bos_token" in self._special else None
+
     def vocabulary(self) -> dict[str, int]:
         """Token -> id, added tokens included."""
         known: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
