@@ -26,6 +26,8 @@ COMMANDS = {
     "models": ("models", "What is supported; what a checkpoint is and needs."),
     "methods": ("methods", "Caches and decodings, their papers and options."),
     "batch": ("batch", "Answer every row of a file or folder, here or on many engines."),
+    "explain": ("explain", "Pages that show how caches and verification work."),
+    "trace": ("trace", "Event logs as one HTML file that plays them."),
     "compare": ("compare", "The same prompts over several methods, in a table."),
     "bench": ("bench", "Measure kernels, steps, throughput, a server, methods, ablations."),
     "eval": ("eval", "GSM8K, MATH, HumanEval, MBPP through lm-evaluation-harness."),
