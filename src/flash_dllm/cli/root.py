@@ -30,6 +30,7 @@ COMMANDS = {
     "trace": ("trace", "Event logs as one HTML file that plays them."),
     "compare": ("compare", "The same prompts over several methods, in a table."),
     "bench": ("bench", "Measure kernels, steps, throughput, a server, methods, ablations."),
+    "analyze": ("analyze", "What happens inside a method: how stale its cache is."),
     "eval": ("eval", "GSM8K, MATH, HumanEval, MBPP through lm-evaluation-harness."),
     "eval-tiny": ("evaluate", "Accuracy of the bundled model on its held-out tasks."),
     "train": ("train", "Train the bundled models from scratch."),
