@@ -1,0 +1,1 @@
+"""More than one process: offline batches, replicas behind one address, and planning for more of both."""
