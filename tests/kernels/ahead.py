@@ -21,11 +21,17 @@ class Compiled:
 
 
 def compile_for(
-    kernel: Any, signature: dict[str, str], constants: dict[str, Any], arch: int = 90, **options: int
+    kernel: Any,
+    signature: dict[str, str],
+    constants: dict[str, Any],
+    arch: int = 90,
+    aligned: tuple[str, ...] = (),
+    **options: int,
 ) -> Compiled:
     """Compile ``kernel`` for compute capability ``arch`` (90: H100 and H200; 89: L40S, 4090; 80: A100).
 
     ``signature`` maps every argument to ``*bf16``, ``i32``, ``fp32``, ... ; those in ``constants`` are constexpr.
+    As at a launch, pointers are multiples of 16 bytes; so are the integers named in ``aligned`` (multiples of 16).
     Must run where ``TRITON_INTERPRET`` is not set. Options: num_warps, num_stages.
     """
     import triton
@@ -33,7 +39,12 @@ def compile_for(
     from triton.compiler import ASTSource
 
     types = {name: "constexpr" if name in constants else kind for name, kind in signature.items()}
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
+    attrs = {
+        (at,): [["tt.divisibility", 16]]
+        for at, (name, kind) in enumerate(types.items())
+        if kind.startswith("*") or name in aligned
+    }
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=attrs)
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     registers, spilled = _assembled(built.asm["cubin"])
     return Compiled(built.metadata.shared, registers, spilled, built.asm["ptx"])

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_dllm.kernels.qkv_rope_write import qkv_rope_write
-from flash_dllm.kernels.rms_norm import rms_norm
+from flash_dllm.kernels.linear import linear
+from flash_dllm.kernels.ranks import Ranks
 from flash_dllm.models.config import ModelConfig
 from flash_dllm.models.layers import LayerWeights
 
-from .forward import Context, attend, feed_forward
+from .forward import Context, attend, feed_forward, normed, project
 from .method import CachePolicy, PassOut
 from .rows import SWEEP_PAD, predictor, rectangle, row_map
 from .select import leftmost, rank_of
@@ -122,9 +122,8 @@ def picked_rows(state: State, base: int, mask: Tensor, counts: list[int], total:
         todo = todo[: len(todo) - len(slots)]
         lengths = {total[s] for s in slots}
         dense = len(lengths) == 1 and all(counts[s] == width for s in slots)
-        parts.append(
-            rectangle(state, base, slots, base + max(lengths), pos[:, :width], valid[:, :width], dense=dense)
-        )
+        n_keys, mine = base + max(lengths), (pos[:, :width], valid[:, :width])
+        parts.append(rectangle(state, base, slots, n_keys, *mine, dense=dense, whole=True))
     return parts[0] if len(parts) == 1 else Rows.concat(parts)
 
 
@@ -162,29 +161,28 @@ class _Pass:
         rows, store = self.probes, self.store
         if rows is None:
             return None
-        mine = h[self.where[rows.slot, rows.pos]]
+        mine, ranks = h[self.where[rows.slot, rows.pos]], None
         if store.inputs:
             new, old = mine, store.inputs[index][self.column(rows)]
         else:
-            values = self.ctx.kv.values[index]
+            values, ranks = self.ctx.kv.values[index], self.ctx.model.ranks
             width = values.shape[2] * values.shape[3]
             bias = None if layer.bqkv is None else layer.bqkv[-width:]
-            new = F.linear(mine, layer.wqkv[-width:], bias)
+            new = linear(mine, layer.wqkv[-width:], bias)
             old = values[rows.slot, rows.place].flatten(1)
             values[rows.slot, rows.place] = new.view(-1, *values.shape[2:])
         # Half the squared distance of unit vectors is 1 - cosine without cancellation: most rows hardly move.
-        apart = F.normalize(new.float(), dim=1) - F.normalize(old.float(), dim=1)
-        moved = apart.square().sum(1) / 2
+        moved = _squares(_unit(new, ranks) - _unit(old, ranks), ranks) / 2
         # Rows that did not move differ by rounding, which varies with the batch: they tie.
         return self.spread(rows, torch.where(moved < UNMOVED, 0.0, moved))
 
     def attention(self, index: int, layer: LayerWeights, h: Tensor, rows: Rows) -> None:
         """Recompute the attention of ``rows`` from their normed inputs ``h`` [N, d] and store it."""
-        config, kv = self.ctx.model.config, self.ctx.kv.layer(index)
+        kv = self.ctx.kv.layer(index)
         target, angles = (rows.slot, rows.place), self.ctx.angles(rows.pos)
-        q = qkv_rope_write(h, layer.wqkv, layer.bqkv, angles, target, kv, config.rope_fp32)
-        mixed = attend(q, kv, rows, self.view, self.ctx.kv.base)
-        self.store.attn[index][self.column(rows)] = F.linear(mixed, layer.wo)
+        q = project(self.ctx, layer, h, angles, target, kv)
+        mixed = attend(self.ctx, q, kv, rows, self.view)
+        self.store.attn[index][self.column(rows)] = linear(mixed, layer.wo)
 
     def layer(
         self, index: int, x: Tensor, delta: Tensor | None
@@ -195,8 +193,8 @@ class _Pass:
             The residuals and what joins them next, the rows recomputed [S, L] bool, and how far rows moved.
         """
         layer, store, every = self.ctx.model.layers[index], self.store, self.every
-        eps, all_rows = self.ctx.model.config.rms_eps, self.column(self.every)
-        h, x = rms_norm(x, layer.attn_norm, eps, delta)
+        ctx, all_rows = self.ctx, self.column(self.every)
+        h, x = normed(ctx, x, layer.attn_norm, delta)
         moved: Tensor | None = None
         rows: Rows | None = every
         mask = self.inside
@@ -211,9 +209,21 @@ class _Pass:
             self.attention(index, layer, h[at], rows)
         x = x + store.attn[index][all_rows]
         if rows is not None:
-            h, _ = rms_norm(x[at], layer.ffn_norm, eps)
-            store.ffn[index][self.column(rows)] = feed_forward(layer, h)
+            h, _ = normed(ctx, x[at], layer.ffn_norm)
+            store.ffn[index][self.column(rows)] = feed_forward(ctx, layer, h)
         return x, store.ffn[index][all_rows], mask, moved
+
+
+def _squares(x: Tensor, ranks: Ranks | None) -> Tensor:
+    """Sum of squares of each row [N, d], over what all ranks hold of it, [N]."""
+    mine = x.square().sum(1)
+    return mine if ranks is None else ranks.sum(mine)
+
+
+def _unit(x: Tensor, ranks: Ranks | None) -> Tensor:
+    """Rows [N, d] divided by their lengths, float32. Heads that two ranks hold count twice here and in the sum."""
+    wide = x.float()
+    return wide / _squares(wide, ranks).sqrt().clamp_min(1e-12)[:, None]
 
 
 def delta(ctx: Context, state: State, lanes: Lanes, cand: Candidates, store: Store, turn: Turn) -> DeltaOut:
@@ -236,7 +246,7 @@ def delta(ctx: Context, state: State, lanes: Lanes, cand: Candidates, store: Sto
             moved[index] = (drift * share).sum(1)
     assert out is not None
     reads = run.where.gather(1, predictor(cand.pos, config.shift)).clamp_min(0).flatten()
-    hidden, _ = rms_norm(x[reads], ctx.model.norm, config.rms_eps, out[reads])
+    hidden, _ = normed(ctx, x[reads], ctx.model.norm, out[reads])
     return DeltaOut(hidden.view(*cand.pos.shape, -1), tuple(masks), moved)
 
 

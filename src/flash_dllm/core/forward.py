@@ -2,79 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_dllm.kernels.choice import Kernels
+from flash_dllm.kernels.linear import linear
 from flash_dllm.kernels.qkv_rope_write import qkv_rope_write
 from flash_dllm.kernels.rms_norm import rms_norm
-from flash_dllm.kernels.row_attention import key_score, row_attention
+from flash_dllm.kernels.row_attention import ScoreSum, attend_rows
 from flash_dllm.kernels.silu_mul import silu_mul
 from flash_dllm.models.layers import LayerWeights, Model, rope_tables
 
 from .cache import KVCache
-from .types import Feedback, Group, Plan, Rows, View
+from .types import Feedback, Plan, Rows, View
 
 
 @dataclass
 class Context:
-    """What a pass runs on: the weights, the cache and the rotary tables of every position."""
+    """What a pass runs on: weights, cache, the rotary tables of every position, and how each op is done."""
 
     model: Model
     kv: KVCache
     tables: tuple[Tensor, Tensor]
+    kernels: Kernels = field(default_factory=Kernels)
 
     @classmethod
-    def build(cls, model: Model, kv: KVCache, positions: int) -> Context:
+    def build(cls, model: Model, kv: KVCache, positions: int, kernels: Kernels | None = None) -> Context:
         cos, sin = rope_tables(model.config, positions, model.device)
-        return cls(model, kv, (cos, sin))
+        return cls(model, kv, (cos, sin), kernels or Kernels())
 
     def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary angles of positions [N]: ``(cos, sin)``, [N, D // 2] float32."""
         return self.tables[0][pos], self.tables[1][pos]
 
 
-def lane_keys(kv: Tensor, group: Group) -> Tensor:
-    """The keys (or values) that a group looks at, [B, n_keys, Hkv, D]; a view where the slots are adjacent."""
-    first, last = group.slots[0], group.slots[-1]
-    if last - first + 1 == len(group.slots):
-        return kv[first : last + 1, : group.n_keys]
-    return kv[torch.tensor(group.slots, device=kv.device), : group.n_keys]
+def attend(
+    ctx: Context, q: Tensor, kv: tuple[Tensor, Tensor], rows: Rows, view: View, score: ScoreSum | None = None
+) -> Tensor:
+    """Attention of all rows: q [N, H, D] -> [N, H * D]; adds the layer's attention score to ``score``."""
+    interval, impl = (view.lo, view.hi), ctx.kernels.row_attention
+    return attend_rows(q, kv, rows.groups, rows.rank, interval, view.ends, ctx.kv.base, score, impl).flatten(
+        1
+    )
 
 
-def attend(q: Tensor, kv: tuple[Tensor, Tensor], rows: Rows, view: View, base: int) -> Tensor:
-    """Attention of all rows, group by group: q [N, H, D] -> [N, H * D]."""
-    out = torch.empty_like(q)
-    for group in rows.groups:
-        shape = (len(group.slots), group.width)
-        mine = q[group.flat].unflatten(0, shape)
-        keys, values = (lane_keys(t, group) for t in kv)
-        if group.dense:
-            part = row_attention(mine, keys[:, base:], values[:, base:])
-        else:
-            lo, hi = (lane_keys(t, group) for t in (view.lo, view.hi))
-            rank = rows.rank[group.flat].view(shape)
-            part = row_attention(mine, keys, values, rank, (lo, hi))
-        out[group.flat] = part.flatten(0, 1)
-    return out.flatten(1)
+def normed(ctx: Context, x: Tensor, weight: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """RMSNorm of the residual ``x`` [N, d] plus ``delta``; ``(normed, residual)``."""
+    return rms_norm(x, weight, ctx.model.config.rms_eps, delta)
 
 
-def mean_query(q: Tensor, plan: Plan) -> Tensor:
-    """Mean query of each slot's scoring rows, [S, H, D] float32."""
-    assert plan.score_rows is not None
-    picked = q[plan.reads.flatten()].unflatten(0, plan.reads.shape).float()
-    # A candidate that does not exist reads any row, perhaps that of a slot whose numbers are not finite.
-    picked = picked.masked_fill(~plan.score_rows[..., None, None], 0.0)
-    weight = plan.score_rows.float()
-    weight = weight / weight.sum(1, keepdim=True).clamp_min(1)
-    return torch.einsum("schd,sc->shd", picked, weight)
+def project(
+    ctx: Context,
+    layer: LayerWeights,
+    h: Tensor,
+    angles: tuple[Tensor, Tensor],
+    target: tuple[Tensor, Tensor],
+    kv: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Rotated queries [N, H, D] of normed rows ``h`` [N, d]; their keys and values go to ``target``."""
+    rotation, impl = ctx.model.config.rope_fp32, ctx.kernels.qkv_rope_write
+    return qkv_rope_write(h, layer.wqkv, layer.bqkv, angles, target, kv, rotation, impl)
 
 
-def feed_forward(layer: LayerWeights, h: Tensor) -> Tensor:
+def feed_forward(ctx: Context, layer: LayerWeights, h: Tensor) -> Tensor:
     """The gated feed-forward of normed rows [N, d] -> [N, d]."""
-    return F.linear(silu_mul(F.linear(h, layer.w_gate_up)), layer.w_down)
+    return linear(silu_mul(linear(h, layer.w_gate_up)), layer.w_down)
 
 
 def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback:
@@ -88,22 +82,26 @@ def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback
     Returns:
         Final normed hidden states of the read rows, [S, C, d], and the score of every position, [S, L] float32.
     """
-    config, rows, base = ctx.model.config, plan.rows, ctx.kv.base
+    rows = plan.rows
     x = F.embedding(rows.token, ctx.model.embed)
     angles, target = ctx.angles(rows.pos), (rows.slot, rows.place)
+    score: ScoreSum | None = None
+    if score_from is not None and plan.score_rows is not None:
+        score = ScoreSum(plan.reads, plan.score_rows, ctx.kv.base)
     delta: Tensor | None = None
-    score: Tensor | None = None
     for index, layer in enumerate(ctx.model.layers):
         kv = ctx.kv.layer(index)
-        h, x = rms_norm(x, layer.attn_norm, config.rms_eps, delta)
-        q = qkv_rope_write(h, layer.wqkv, layer.bqkv, angles, target, kv, config.rope_fp32)
-        if score_from is not None and index >= score_from:
-            part = key_score(mean_query(q, plan), kv[0][:, base:])
-            score = part if score is None else score + part
-        delta = F.linear(attend(q, kv, rows, plan.view, base), layer.wo)
-        h, x = rms_norm(x, layer.ffn_norm, config.rms_eps, delta)
-        delta = feed_forward(layer, h)
+        h, x = normed(ctx, x, layer.attn_norm, delta)
+        q = project(ctx, layer, h, angles, target, kv)
+        counts = score_from is not None and index >= score_from
+        delta = linear(attend(ctx, q, kv, rows, plan.view, score if counts else None), layer.wo)
+        h, x = normed(ctx, x, layer.ffn_norm, delta)
+        delta = feed_forward(ctx, layer, h)
+    total = score.total if score else None
+    if total is not None and ctx.model.ranks is not None:
+        # Each rank has the mean over its own heads.
+        total = ctx.model.ranks.sum(total) / ctx.model.ranks.size
     reads = plan.reads.flatten()
     assert delta is not None
-    hidden, _ = rms_norm(x[reads], ctx.model.norm, config.rms_eps, delta[reads])
-    return Feedback(hidden.unflatten(0, plan.reads.shape), score)
+    hidden, _ = normed(ctx, x[reads], ctx.model.norm, delta[reads])
+    return Feedback(hidden.unflatten(0, plan.reads.shape), total)

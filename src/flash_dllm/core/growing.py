@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_dllm.kernels.qkv_rope_write import qkv_rope_write
-from flash_dllm.kernels.rms_norm import rms_norm
+from flash_dllm.kernels.linear import linear
 
-from .forward import Context, attend, feed_forward
+from .forward import Context, attend, feed_forward, normed, project
 from .method import PassOut
 from .rows import fed_rows, predictor, row_map, sweep_rows
 from .state import State
@@ -72,24 +71,24 @@ class Growing:
 
     def run(self, cand: Candidates) -> PassOut:
         """Run the layers; rows recomputed are counted as the mean over layers, rounded up."""
-        model, eps = self.ctx.model, self.ctx.model.config.rms_eps
+        ctx, model = self.ctx, self.ctx.model
         x = F.embedding(self.rows.token, model.embed)
         delta: Tensor | None = None
         new: list[int] = []
         for index, layer in enumerate(model.layers):
-            h, x = rms_norm(x, layer.attn_norm, eps, delta)
+            h, x = normed(ctx, x, layer.attn_norm, delta)
             self.store.inputs[index][self.column] = x
             if new:
                 self.few, self.full = [s for s in self.few if s not in new], self.full + new
                 self._lay_out()
-                h, x = rms_norm(self.store.inputs[index][self.column], layer.attn_norm, eps)
+                h, x = normed(ctx, self.store.inputs[index][self.column], layer.attn_norm)
             mixed, new = self._attention(index, h)
-            h, x = rms_norm(x, layer.ffn_norm, eps, F.linear(mixed, layer.wo))
-            delta = feed_forward(layer, h)
+            h, x = normed(ctx, x, layer.ffn_norm, linear(mixed, layer.wo))
+            delta = feed_forward(ctx, layer, h)
         reads = row_map(self.state, self.rows).gather(1, predictor(cand.pos, model.config.shift))
         at = reads.clamp_min(0).flatten()
         assert delta is not None
-        hidden, _ = rms_norm(x[at], model.norm, eps, delta[at])
+        hidden, _ = normed(ctx, x[at], model.norm, delta[at])
         count = torch.stack([mask.sum(1) for mask in self.layers]).sum(0)
         recomputed = (count + len(self.layers) - 1) // len(self.layers)
         return PassOut(
@@ -109,12 +108,12 @@ class Growing:
     def _attention(self, index: int, h: Tensor) -> tuple[Tensor, list[int]]:
         """Attention of the rows, [N, H * D], and the slots that grow after it."""
         rows, kv, queries = self.rows, self.ctx.kv.layer(index), self.store.queries[index]
-        layer, config = self.ctx.model.layers[index], self.ctx.model.config
+        layer = self.ctx.model.layers[index]
         self.before(index, queries, kv[0])
         target = (rows.slot, rows.place)
-        q = qkv_rope_write(h, layer.wqkv, layer.bqkv, self.angles, target, kv, config.rope_fp32)
+        q = project(self.ctx, layer, h, self.angles, target, kv)
         queries[self.column] = q
         marks = torch.zeros(queries.shape[:2], dtype=torch.bool, device=q.device)
         marks[self.column] = rows.valid
         self.layers.append(marks[:, : self.state.positions])
-        return attend(q, kv, rows, self.view, self.ctx.kv.base), self.after(index, queries, kv[0])
+        return attend(self.ctx, q, kv, rows, self.view), self.after(index, queries, kv[0])

@@ -197,9 +197,7 @@ class CachePolicy:
         assert plan is not None
         out = compact(ctx, plan, self.score_from)
         if out.score is not None:
-            scored = torch.zeros(state.slots, dtype=torch.bool, device=state.device)
-            scored[torch.tensor(lanes.live, device=state.device)] = True
-            state.score.copy_(torch.where(scored[:, None], out.score, state.score))
+            state.score.copy_(torch.where(state.running[:, None], out.score, state.score))
         return PassOut(out.hidden, count_rows(state, plan.rows), plan.rows, score=out.score)
 
     def observe(self, state: State, lanes: Lanes, record: StepRecord) -> None:

@@ -8,14 +8,15 @@ from torch import Tensor
 from .select import leftmost
 from .state import State
 from .types import TRASH, Candidates, Group, Lanes, Rows
+from .visibility import full_like
 
 SWEEP_PAD = 32
 """Lanes of a sweep share a rectangle when their lengths differ by less than this many rows."""
 
 
 def _pick(x: Tensor, slots: tuple[int, ...], all_slots: int) -> Tensor:
-    if slots == tuple(range(all_slots)):
-        return x
+    if slots == tuple(range(len(slots))):
+        return x[: len(slots)]
     return x[torch.tensor(slots, device=x.device)]
 
 
@@ -31,6 +32,7 @@ def rectangle(
     place: Tensor | None = None,
     rank: Tensor | int = 0,
     dense: bool = False,
+    whole: bool = False,
 ) -> Rows:
     """Rows at ``pos`` for each slot of ``slots``.
 
@@ -41,7 +43,7 @@ def rectangle(
         token: [S, R] tokens, by default what the canvas holds.
         place: [S, R] key places, by default each position's own.
         rank: [S, R] or one number.
-        dense: see :class:`Group`.
+        dense, whole: see :class:`Group`.
     """
     width = pos.shape[1]
     valid = valid & state.running[:, None]
@@ -50,7 +52,7 @@ def rectangle(
         token = state.ids.gather(1, pos)
     if place is None:
         place = pos + base
-    ranks = torch.as_tensor(rank, dtype=torch.int32, device=state.device).expand(pos.shape)
+    ranks = full_like(pos, rank)
     slot = torch.arange(state.slots, device=state.device)[:, None].expand(pos.shape)
 
     def flat(column: Tensor) -> Tensor:
@@ -63,7 +65,7 @@ def rectangle(
         place=flat(torch.where(valid, place, TRASH)),
         rank=flat(ranks),
         valid=flat(valid),
-        groups=[Group(slots, 0, width, n_keys, dense)],
+        groups=[Group(slots, 0, width, n_keys, dense, whole)],
     )
 
 
@@ -78,7 +80,8 @@ def sweep_rows(state: State, base: int, slots: list[int], lanes: Lanes) -> list[
         equal = all(lanes.total[s] == longest for s in group)
         pos = state.order[:longest].expand(state.slots, longest)
         valid = pos < state.total[:, None]
-        parts.append(rectangle(state, base, tuple(sorted(group)), base + longest, pos, valid, dense=equal))
+        slots_here = tuple(sorted(group))
+        parts.append(rectangle(state, base, slots_here, base + longest, pos, valid, dense=equal, whole=True))
     return parts
 
 
@@ -94,7 +97,8 @@ def run_rows(
     for slot in lanes.run:
         by_total.setdefault(lanes.total[slot], []).append(slot)
     if state.device.type != "cpu" and len(by_total) > 1:
-        return rectangle(state, base, tuple(lanes.run), base + max(by_total), pos, valid, place=place)
+        run = tuple(lanes.run)
+        return rectangle(state, base, run, base + max(by_total), pos, valid, place=place, whole=True)
     return Rows.concat([
         rectangle(state, base, tuple(slots), base + total, pos, valid, place=place, dense=True)
         for total, slots in by_total.items()

@@ -113,6 +113,7 @@ class State:
         self.log_prob = self._log_prob[:, :positions]
         self.pass_at = self._pass_at[:, :positions]
         self.order = torch.arange(positions, device=self.device)
+        self.slot_order = torch.arange(slots, device=self.device)
 
     @property
     def masked(self) -> Tensor:

@@ -11,6 +11,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from flash_dllm.kernels.row_attention import Group
+
 GIVEN = -1
 """``committed_at`` of a position that was there from the start."""
 MASKED = 2**30
@@ -30,29 +32,6 @@ class Phase(IntEnum):
     SWEEP = 1
     RUN = 2
     DONE = 3
-
-
-@dataclass(frozen=True)
-class Group:
-    """A rectangle of rows: ``width`` rows for each of ``slots``, flat from ``start``.
-
-    ``n_keys`` is the number of key places that the group's attention looks at. A ``dense`` group sees every
-    place below it from every row, so its attention needs no mask.
-    """
-
-    slots: tuple[int, ...]
-    start: int
-    width: int
-    n_keys: int
-    dense: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.slots) * self.width
-
-    @property
-    def flat(self) -> slice:
-        return slice(self.start, self.start + self.size)
 
 
 @dataclass
@@ -81,7 +60,7 @@ class Rows:
         start = 0
         for part in parts:
             for group in part.groups:
-                groups.append(Group(group.slots, group.start + start, group.width, group.n_keys, group.dense))
+                groups.append(group.moved(start))
             start += len(part)
         names = ("token", "pos", "slot", "place", "rank", "valid")
         columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
@@ -90,10 +69,14 @@ class Rows:
 
 @dataclass
 class View:
-    """Visibility of the key places in one pass: a place is seen by ranks ``lo <= rank < hi``, [S, P] int32."""
+    """Visibility of the key places in one pass: a place is seen by ranks ``lo <= rank < hi``, [S, P] int32.
+
+    ``ends`` [S] int32: the places of each slot's canvas end there.
+    """
 
     lo: Tensor
     hi: Tensor
+    ends: Tensor
 
 
 @dataclass

@@ -77,9 +77,12 @@ class ViewBuilder:
     def reads(self, start: int, width: int) -> Tensor:
         """Row index of [S, width] rows that begin at ``start``; rows of absent slots point anywhere."""
         state, slots = self.state, self.lanes.live
-        lane = torch.zeros(state.slots, dtype=torch.int64, device=state.device)
-        index = torch.tensor(slots, device=state.device)
-        lane[index] = torch.arange(len(slots), device=state.device)
+        if slots == list(range(len(slots))):
+            lane = state.slot_order.clamp_max(max(0, len(slots) - 1))
+        else:
+            lane = torch.zeros(state.slots, dtype=torch.int64, device=state.device)
+            index = torch.tensor(slots, device=state.device)
+            lane[index] = torch.arange(len(slots), device=state.device)
         return start + lane[:, None] * width + torch.arange(width, device=state.device)
 
     def seen(self, pos: Tensor, drafts_seen: Tensor) -> Tensor:

@@ -25,13 +25,20 @@ def canvas_view(state: State, base: int, places: int, top: int = NEVER) -> View:
     hi = torch.zeros(shape, dtype=torch.int32, device=state.device)
     inside = state.order < state.total[:, None]
     hi[:, base : base + state.positions] = torch.where(inside, top, 0).to(torch.int32)
-    return View(lo, hi)
+    return View(lo, hi, (base + state.total).to(torch.int32))
+
+
+def full_like(place: Tensor, value: Tensor | int) -> Tensor:
+    """``value`` as int32 of the shape of ``place``; a number is not copied from the host."""
+    if isinstance(value, Tensor):
+        return value.to(torch.int32).expand(place.shape)
+    return torch.full(place.shape, value, dtype=torch.int32, device=place.device)
 
 
 def set_interval(view: View, place: Tensor, lo: Tensor | int, hi: Tensor | int, take: Tensor) -> None:
     """Give the places [S, K] the interval [lo, hi) where ``take`` [S, K]; lo and hi broadcast to [S, K]."""
     for grid, value in ((view.lo, lo), (view.hi, hi)):
-        wide = torch.as_tensor(value, dtype=torch.int32, device=grid.device).expand(place.shape)
+        wide = full_like(place, value)
         # Entries that are not taken write the trash place, whose interval stays empty.
         where = torch.where(take, place, 0)
         grid.scatter_(1, where, torch.where(take, wide, 0))

@@ -79,7 +79,7 @@ class Guide:
         lane[list(slots)] = torch.arange(len(slots), device=state.device)
         reads = lane[:, None] * pos.shape[1] + torch.arange(pos.shape[1], device=state.device)
         self.passes.add_(valid.any(1))
-        view = View(lo.to(torch.int32), hi.to(torch.int32))
+        view = View(lo.to(torch.int32), hi.to(torch.int32), (base + end).to(torch.int32))
         return compact(self.ctx, Plan(rows, view, reads)).hidden
 
 

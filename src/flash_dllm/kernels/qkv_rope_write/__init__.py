@@ -1,5 +1,50 @@
 """QKV projection, rotary embedding and cache write."""
 
-from .ref import qkv_rope_write, rotate
+from __future__ import annotations
 
-__all__ = ["qkv_rope_write", "rotate"]
+from torch import Tensor
+
+from flash_dllm.kernels.choice import REF, TRITON, choose
+from flash_dllm.kernels.linear import Matrix
+
+from . import ref
+from .ref import rotate
+
+__all__ = ["FUSED", "qkv_rope_write", "rotate"]
+
+FUSED = "fused"
+"""One kernel for projection, rotation and write; ``triton`` is a library's product and one kernel for the rest."""
+
+
+def qkv_rope_write(
+    h: Tensor,
+    weight: Matrix,
+    bias: Tensor | None,
+    angles: tuple[Tensor, Tensor],
+    target: tuple[Tensor, Tensor],
+    kv: tuple[Tensor, Tensor],
+    in_float32: bool,
+    impl: str | None = None,
+) -> Tensor:
+    """Project normed rows to q, k, v; rotate q and k; write k and v to the rows they belong to.
+
+    Args:
+        h: normed rows, [N, d].
+        weight: packed projection [(H + 2 Hkv) * D, d], rows in order q, k, v; ``bias`` [(H + 2 Hkv) * D] or None.
+        angles: ``(cos, sin)`` of each row's position, [N, D // 2] float32.
+        target: ``(slot, place)`` of each row, [N] int64.
+        kv: the layer's ``(keys, values)``, [S, P, Hkv, D]; written in place.
+        in_float32: rotate in float32 and round once (LLaDA), or in the dtype of ``h`` (Dream).
+        impl: ``ref``, ``triton`` or ``fused`` (Flash-dLLM, section 3.2).
+
+    Returns:
+        Rotated queries, [N, H, D].
+    """
+    chosen = choose(impl, h, (REF, TRITON, FUSED))
+    if chosen == REF:
+        return ref.qkv_rope_write(h, weight, bias, angles, target, kv, in_float32)
+    from . import triton
+
+    if chosen == FUSED and isinstance(weight, Tensor):
+        return triton.fused(h, weight, bias, angles, target, kv, in_float32)
+    return triton.scattered(h, weight, bias, angles, target, kv, in_float32)

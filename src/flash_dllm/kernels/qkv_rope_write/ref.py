@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
+
+from flash_dllm.kernels.linear import Matrix, linear, to_fp8
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, in_float32: bool) -> Tensor:
@@ -29,31 +31,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, in_float32: bool) -> Tensor:
 
 def qkv_rope_write(
     h: Tensor,
-    weight: Tensor,
+    weight: Matrix,
     bias: Tensor | None,
     angles: tuple[Tensor, Tensor],
     target: tuple[Tensor, Tensor],
     kv: tuple[Tensor, Tensor],
     in_float32: bool,
 ) -> Tensor:
-    """Project normed rows to q, k, v; rotate q and k; write k and v to the rows they belong to.
-
-    Args:
-        h: normed rows, [N, d].
-        weight: packed projection [(H + 2 Hkv) * D, d], rows in order q, k, v; ``bias`` [(H + 2 Hkv) * D] or None.
-        angles: ``(cos, sin)`` of each row's position, [N, D // 2] float32.
-        target: ``(slot, place)`` of each row, [N] int64.
-        kv: the layer's ``(keys, values)``, [S, P, Hkv, D]; written in place.
-        in_float32: see :func:`rotate`.
-
-    Returns:
-        Rotated queries, [N, H, D].
-    """
+    """The definition; arguments as in the package's ``qkv_rope_write``."""
     keys, values = kv
     n_kv, dim = keys.shape[2], keys.shape[3]
-    packed = F.linear(h, weight, bias).unflatten(-1, (-1, dim))
+    packed = linear(h, weight, bias).unflatten(-1, (-1, dim))
     n_heads = packed.shape[1] - 2 * n_kv
     turned = rotate(packed[:, : n_heads + n_kv], *angles, in_float32)
-    keys[target] = turned[:, n_heads:]
-    values[target] = packed[:, n_heads + n_kv :]
+    new = (turned[:, n_heads:], packed[:, n_heads + n_kv :])
+    keys[target], values[target] = (to_fp8(t) for t in new) if keys.dtype == torch.float8_e4m3fn else new
     return turned[:, :n_heads]

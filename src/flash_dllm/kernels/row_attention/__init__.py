@@ -1,5 +1,91 @@
 """Attention of rows over their slot's cache, and the attention score of Flash-Cache."""
 
-from .ref import key_score, row_attention
+from __future__ import annotations
 
-__all__ = ["key_score", "row_attention"]
+import torch
+from torch import Tensor
+
+from flash_dllm.kernels.choice import TRITON, choose
+
+from . import ref
+from .groups import Group
+from .ref import key_score, lane_keys, row_attention
+
+__all__ = ["Group", "ScoreSum", "attend_rows", "key_score", "lane_keys", "row_attention"]
+
+
+class ScoreSum:
+    """The attention score of every position, summed over the layers of a pass (Flash-dLLM, Eq. 2).
+
+    Args:
+        reads: [S, C] int64, rows whose queries count; ``flags`` [S, C] bool, which of them exist.
+        base: key places before position 0.
+    """
+
+    def __init__(self, reads: Tensor, flags: Tensor, base: int) -> None:
+        self.reads, self.flags, self.base = reads, flags, base
+        self.sum: Tensor | None = None
+
+    def mean_query(self, q: Tensor) -> Tensor:
+        """Mean query of each slot's scoring rows, [S, H, D] float32."""
+        picked = q[self.reads.flatten()].unflatten(0, self.reads.shape).float()
+        # A candidate that does not exist reads any row, perhaps that of a slot whose numbers are not finite.
+        picked = picked.masked_fill(~self.flags[..., None, None], 0.0)
+        return picked.sum(1) / self.flags.sum(1).clamp_min(1)[:, None, None]
+
+    def add(self, q: Tensor, keys: Tensor) -> None:
+        """Add one layer: queries [N, H, D], keys [S, P, Hkv, D]."""
+        part = key_score(self.mean_query(q), keys[:, self.base :])
+        self.sum = part if self.sum is None else self.sum + part
+
+    def partial(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean queries [S, Hkv, D], and the running sum [S, Hkv, L] that a kernel adds this layer to."""
+        from .triton import mean_query
+
+        slots, places, n_kv, _ = keys.shape
+        if self.sum is None:
+            self.sum = torch.zeros((slots, n_kv, places - self.base), device=q.device)
+        return mean_query(q, self.reads, self.flags, n_kv), self.sum
+
+    @property
+    def total(self) -> Tensor | None:
+        """Score of every position, [S, L] float32; None before the first layer."""
+        return self.sum.sum(1) if self.sum is not None and self.sum.ndim == 3 else self.sum
+
+
+def attend_rows(
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    groups: list[Group],
+    rank: Tensor,
+    interval: tuple[Tensor, Tensor],
+    ends: Tensor,
+    base: int,
+    score: ScoreSum | None = None,
+    impl: str | None = None,
+) -> Tensor:
+    """Attention of all rows of a pass over the keys of their slots.
+
+    Args:
+        q: rotated queries [N, H, D] in the groups' order.
+        kv: the layer's keys and values [S, P, Hkv, D].
+        groups: rectangles of rows.
+        rank: [N] int32.
+        interval: ``(lo, hi)`` [S, P] int32: a place is visible to a row of its slot iff ``lo <= rank < hi``.
+        ends: [S] int32, the key places of each slot's canvas end there.
+        base: key places before position 0.
+        score: add this layer's attention score to it.
+        impl: ``ref`` or ``triton``.
+
+    Returns:
+        [N, H, D], dtype of ``q``. A row that sees nothing gives zeros; a place that no rank can see may hold
+        anything, NaN included.
+    """
+    if choose(impl, q) == TRITON:
+        from . import triton
+
+        into = triton.Score(*score.partial(q, kv[0])) if score else None
+        return triton.attend_rows(q, kv, groups, rank, interval, ends, base, into)
+    if score is not None:
+        score.add(q, kv[0])
+    return ref.attend_rows(q, kv, groups, rank, interval, base)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .groups import Group
+
 
 def row_attention(
     q: Tensor,
@@ -43,6 +45,37 @@ def row_attention(
     ).transpose(1, 2)
     if mask is not None:
         out = out.masked_fill(blind[..., None, None], 0)
+    return out
+
+
+def lane_keys(kv: Tensor, group: Group) -> Tensor:
+    """The keys (or values) that a group looks at, [B, n_keys, Hkv, D]; a view where the slots are adjacent."""
+    first, last = group.slots[0], group.slots[-1]
+    if last - first + 1 == len(group.slots):
+        return kv[first : last + 1, : group.n_keys]
+    return kv[torch.tensor(group.slots, device=kv.device), : group.n_keys]
+
+
+def attend_rows(
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    groups: list[Group],
+    rank: Tensor,
+    interval: tuple[Tensor, Tensor],
+    base: int,
+) -> Tensor:
+    """Attention of all rows of a pass, group by group; arguments as in the package's ``attend_rows``."""
+    out = torch.empty_like(q)
+    for group in groups:
+        shape = (len(group.slots), group.width)
+        mine = q[group.flat].unflatten(0, shape)
+        keys, values = (lane_keys(t, group).to(q.dtype) for t in kv)
+        if group.dense:
+            part = row_attention(mine, keys[:, base:], values[:, base:])
+        else:
+            lo, hi = (lane_keys(t, group) for t in interval)
+            part = row_attention(mine, keys, values, rank[group.flat].view(shape), (lo, hi))
+        out[group.flat] = part.flatten(0, 1)
     return out
 
 

@@ -1,0 +1,36 @@
+"""What a GPU offers to a kernel's tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes of shared memory that one block may use, and the number of multiprocessors."""
+
+    shared: int
+    processors: int
+
+
+H200 = Limits(227 * 1024, 132)
+A100 = Limits(163 * 1024, 108)
+ADA = Limits(99 * 1024, 128)
+
+
+@cache
+def limits(device: torch.device) -> Limits:
+    """Those of ``device``; without a GPU (Triton's interpreter) those of an H200."""
+    if device.type != "cuda":
+        return H200
+    found = torch.cuda.get_device_properties(device)
+    shared = getattr(found, "shared_memory_per_block_optin", ADA.shared)
+    return Limits(int(shared), found.multi_processor_count)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How a matrix product of this dtype is computed: float32 without TF32."""
+    return "ieee" if dtype == torch.float32 else "tf32"

@@ -1,0 +1,187 @@
+"""Attention of a pass's rows: the Triton kernel against the definition in float64, wherever it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flash_dllm.kernels.row_attention import Group, ScoreSum, attend_rows
+from flash_dllm.kernels.row_attention import triton as kernel
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAN = float("nan")
+
+
+@dataclass
+class Case:
+    """A pass of two groups: whole canvases of unequal length, and rows that see intervals."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    groups: list[Group]
+    rank: Tensor
+    lo: Tensor
+    hi: Tensor
+    ends: Tensor
+    base: int
+
+    def run(self, impl: str, score: ScoreSum | None = None) -> Tensor:
+        interval = (self.lo, self.hi)
+        kv = (self.keys, self.values)
+        return attend_rows(self.q, kv, self.groups, self.rank, interval, self.ends, self.base, score, impl)
+
+    def to(self, dtype: torch.dtype) -> Case:
+        q, keys, values = (t.to(dtype) for t in (self.q, self.keys, self.values))
+        return Case(q, keys, values, self.groups, self.rank, self.lo, self.hi, self.ends, self.base)
+
+    def rounded(self, dtype: torch.dtype) -> Case:
+        """The same numbers after rounding to ``dtype``, in float64."""
+        return self.to(dtype).to(torch.float64)
+
+
+def build(
+    lengths: list[int], whole: int, ranked: int, heads: tuple[int, int], dim: int, seed: int = 0, base: int = 5
+) -> Case:
+    """``whole`` rows a slot that see its canvas, then ``ranked`` rows a slot with intervals on every place."""
+    made = torch.Generator().manual_seed(seed)
+    slots, places = len(lengths), base + max(lengths) + 3
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=made, dtype=torch.float64)
+
+    n = slots * (whole + ranked)
+    lo = torch.randint(0, 3, (slots, places), generator=made, dtype=torch.int32)
+    hi = lo + torch.randint(0, 3, (slots, places), generator=made, dtype=torch.int32)
+    ends = torch.tensor([base + length for length in lengths], dtype=torch.int32)
+    for slot, end in enumerate(ends.tolist()):
+        # Rank 0 of a whole group sees exactly the canvas, whatever the higher ranks see.
+        lo[slot, base:end], hi[slot, base:end] = 0, hi[slot, base:end].clamp_min(1)
+        lo[slot, :base] = lo[slot, :base].clamp_min(1)
+        lo[slot, end:] = lo[slot, end:].clamp_min(1)
+        hi[slot] = torch.maximum(lo[slot], hi[slot])
+    rank = torch.randint(0, 5, (n,), generator=made, dtype=torch.int32)
+    rank[: slots * whole] = 0
+    every = tuple(range(slots))
+    groups = [Group(every, 0, whole, max(ends.tolist()), whole=True)] if whole else []
+    groups += [Group(every, slots * whole, ranked, places)] if ranked else []
+    case = Case(
+        normal(n, heads[0], dim), normal(slots, places, heads[1], dim), normal(slots, places, heads[1], dim),
+        groups, rank, lo, hi, ends, base,
+    )  # fmt: skip
+    for name in ("q", "keys", "values", "rank", "lo", "hi", "ends"):
+        setattr(case, name, getattr(case, name).to(DEVICE))
+    return case
+
+
+def poison(case: Case) -> None:
+    """NaN wherever no rank sees anything."""
+    never = case.hi <= case.lo
+    case.keys[never], case.values[never] = NAN, NAN
+
+
+def check(case: Case, dtype: torch.dtype, bound: float = 2.0) -> None:
+    """The kernel's error is at most ``bound`` times that of PyTorch in the same dtype."""
+    exact = case.rounded(dtype).run("ref")
+    plain = (case.to(dtype).run("ref").double() - exact).abs()
+    poison(case)
+    got = case.to(dtype).run("triton").double()
+    assert got.isfinite().all()
+    floor = torch.finfo(dtype).eps
+    assert (got - exact).abs().max() <= bound * plain.max() + floor
+    assert (got - exact).abs().mean() <= bound * plain.mean() + floor
+
+
+@settings(max_examples=12)
+@given(
+    st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(0, 20), st.integers(1, 20),
+    st.sampled_from([((2, 2), 16), ((4, 2), 8), ((7, 1), 24)]), st.integers(0, 99),
+)  # fmt: skip
+def test_rows_see_exactly_their_keys(
+    lengths: list[int], whole: int, ranked: int, shape: tuple[tuple[int, int], int], seed: int
+) -> None:
+    check(build(lengths, whole, ranked, shape[0], shape[1], seed), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    check(build([40, 97], 17, 5, (2, 2), 32), dtype)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 8])
+def test_keys_in_several_ranges(splits: int) -> None:
+    case = build([130, 33], 6, 3, (4, 2), 16)
+    exact = case.run("ref")
+    poison(case)
+    tiles = kernel.Tiles(16, 16, splits)
+    few = case.to(torch.float32)
+    out = kernel.attend_rows(
+        few.q, (few.keys, few.values), few.groups, few.rank, (few.lo, few.hi), few.ends, few.base, None, tiles
+    )
+    assert torch.allclose(out.double(), exact, atol=2e-6)
+
+
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
+    case = build([9], 0, 4, (2, 1), 8).to(torch.float32)
+    case.rank.fill_(40)
+    case.hi.clamp_max_(30)
+    for impl in ("ref", "triton"):
+        assert torch.equal(case.run(impl), torch.zeros_like(case.q))
+
+
+def test_a_nan_that_is_seen_stays_one() -> None:
+    case = build([9, 12], 3, 0, (2, 2), 8).to(torch.float32)
+    case.values[1, case.base + 4] = NAN
+    for impl in ("ref", "triton"):
+        out = case.run(impl)
+        assert out[:3].isfinite().all() and out[3:].isnan().all()
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (7, 1)])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_the_score_is_added_up_over_layers(heads: tuple[int, int], splits: int) -> None:
+    case = build([50, 21], 40, 2, heads, 16).to(torch.float32)
+    poison(case)
+    reads = torch.tensor([[3, 9, 14, 0], [44, 60, 0, 0]], device=DEVICE)
+    flags = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]], dtype=torch.bool, device=DEVICE)
+    logits = torch.stack([
+        torch.einsum(
+            "chd,phd->chp",
+            case.q[reads[s][flags[s]]].double(),
+            case.keys[s, case.base :].double().repeat_interleave(heads[0] // heads[1], 1),
+        ).mean((0, 1))
+        for s in range(2)
+    ])  # fmt: skip
+    sums = {impl: ScoreSum(reads, flags, case.base) for impl in ("ref", "triton")}
+    for _ in range(2):
+        case.run("ref", sums["ref"])
+        into = kernel.Score(*sums["triton"].partial(case.q, case.keys))
+        kernel.attend_rows(
+            case.q, (case.keys, case.values), case.groups, case.rank, (case.lo, case.hi), case.ends, case.base,
+            into, kernel.Tiles(16, 16, splits),
+        )  # fmt: skip
+    for slot, end in enumerate((case.ends - case.base).tolist()):
+        for total in (sums["ref"].total, sums["triton"].total):
+            assert total is not None
+            assert torch.allclose(total[slot, :end].double(), 2 * logits[slot, :end], atol=1e-4)
+
+
+def test_an_unknown_implementation_is_named() -> None:
+    with pytest.raises(ValueError, match="'cuda'"):
+        build([4], 1, 0, (1, 1), 16).run("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(32, 32), (28, 4)])
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("length", [1, 127, 129, 1512, 4096])
+@pytest.mark.parametrize("rows", [1, 17, 128])
+def test_at_the_sizes_of_real_models(heads: tuple[int, int], dim: int, length: int, rows: int) -> None:
+    case = build([length, max(1, length - 40)], rows, 32, heads, dim, base=65)
+    check(case, torch.bfloat16)
+    check(build([length], rows, 16, heads, dim), torch.float32, bound=4.0)

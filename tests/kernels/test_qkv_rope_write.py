@@ -1,0 +1,138 @@
+"""QKV projection, rotation and cache write: both kernels against the definition in float64, wherever they run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flash_dllm.kernels.qkv_rope_write import FUSED, qkv_rope_write
+from flash_dllm.kernels.qkv_rope_write import triton as kernel
+from flash_dllm.kernels.row_attention.groups import BlockTables, Group
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAN = float("nan")
+IMPLS = ("triton", FUSED)
+
+
+class Case:
+    """Rows of random inputs, each with a place of its own, but for the last two, which go to the trash place."""
+
+    def __init__(self, rows: int, depth: int, heads: tuple[int, int], dim: int, bias: bool, seed: int = 0) -> None:
+        made = torch.Generator().manual_seed(seed)
+        self.slots, self.places = 2, rows + 2
+
+        def normal(*shape: int, std: float = 1.0) -> Tensor:
+            return (torch.randn(shape, generator=made, dtype=torch.float64) * std).to(DEVICE)
+
+        width = (heads[0] + 2 * heads[1]) * dim
+        self.h, self.weight = normal(rows, depth), normal(width, depth, std=depth**-0.5)
+        self.bias = normal(width) if bias else None
+        angle = normal(rows, dim // 2, std=3.0).float()
+        self.angles = (angle.cos(), angle.sin())
+        self.slot = torch.randint(0, 2, (rows,), generator=made).to(DEVICE)
+        self.place = torch.randperm(rows, generator=made).to(DEVICE) + 1
+        self.place[-2:] = 0
+        self.kv_shape = (self.slots, self.places, heads[1], dim)
+
+    def run(self, dtype: torch.dtype, impl: str, in_float32: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        keys = torch.full(self.kv_shape, NAN, dtype=dtype, device=DEVICE)
+        values = torch.full(self.kv_shape, NAN, dtype=dtype, device=DEVICE)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        out = qkv_rope_write(
+            self.h.to(dtype), self.weight.to(dtype), bias, self.angles, (self.slot, self.place), (keys, values),
+            in_float32, impl,
+        )  # fmt: skip
+        return out, keys, values
+
+    def exact(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """In float64, from inputs rounded to ``dtype``."""
+        rounded = Case.__new__(Case)
+        rounded.__dict__.update(self.__dict__)
+        rounded.h, rounded.weight = self.h.to(dtype).double(), self.weight.to(dtype).double()
+        rounded.bias = None if self.bias is None else self.bias.to(dtype).double()
+        rounded.angles = (self.angles[0].double(), self.angles[1].double())
+        return rounded.run(torch.float64, "ref", False)
+
+
+def check(case: Case, dtype: torch.dtype, impl: str, in_float32: bool = True, bound: float = 2.0) -> None:
+    exact, plain = case.exact(dtype), case.run(dtype, "ref", in_float32)
+    for got, want, usual in zip(case.run(dtype, impl, in_float32), exact, plain, strict=True):
+        if got.ndim == 4:
+            # Trash holds either of two rows; what nobody wrote still holds NaN.
+            got, want, usual = got[:, 1:], want[:, 1:], usual[:, 1:]
+            assert torch.equal(got.isnan(), want.isnan())
+        error, limit = (got.double() - want).abs().nan_to_num(0), (usual.double() - want).abs().nan_to_num(0)
+        floor = torch.finfo(dtype).eps
+        assert error.max() <= bound * limit.max() + floor and error.mean() <= bound * limit.mean() + floor
+
+
+@settings(max_examples=16)
+@given(
+    st.integers(1, 40), st.sampled_from([16, 40]), st.sampled_from([((2, 2), 16), ((4, 2), 8), ((7, 1), 24)]),
+    st.booleans(), st.sampled_from(IMPLS), st.integers(0, 99),
+)  # fmt: skip
+def test_every_row_goes_to_its_place(
+    rows: int, depth: int, shape: tuple[tuple[int, int], int], bias: bool, impl: str, seed: int
+) -> None:
+    check(Case(rows, depth, *shape, bias, seed), torch.float32, impl)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("in_float32", [True, False])
+def test_half_precision(impl: str, in_float32: bool) -> None:
+    check(Case(33, 64, (4, 2), 16, True), torch.bfloat16, impl, in_float32)
+
+
+@pytest.mark.parametrize("tiles", [
+    kernel.Tiles(16, 1, 16, 16), kernel.Tiles(32, 2, 32, 32, group=1), kernel.Tiles(16, 4, 32, 16, group=3),
+])  # fmt: skip
+def test_tiles_of_parts_and_of_several_heads(tiles: kernel.Tiles) -> None:
+    case = Case(50, 48, (4, 2), 64, True)
+    keys, values = (torch.zeros(case.kv_shape, device=DEVICE) for _ in range(2))
+    bias = None if case.bias is None else case.bias.float()
+    target = (case.slot, case.place)
+    got = kernel.fused(
+        case.h.float(), case.weight.float(), bias, case.angles, target, (keys, values), True, tiles
+    )
+    want, want_keys, want_values = case.run(torch.float32, "ref")
+    assert torch.allclose(got, want, atol=1e-5)
+    assert torch.allclose(keys[target][:-2], want_keys[target][:-2], atol=1e-5)
+    assert torch.allclose(values[target][:-2], want_values[target][:-2], atol=1e-5)
+
+
+def test_rows_in_chunks_are_the_same_rows() -> None:
+    case = Case(21, 16, (2, 2), 16, False)
+    whole = case.run(torch.float32, "triton")
+    keys, values = (torch.full(case.kv_shape, NAN, device=DEVICE) for _ in range(2))
+    target = (case.slot, case.place)
+    out = kernel.scattered(
+        case.h.float(), case.weight.float(), None, case.angles, target, (keys, values), True, chunk=8
+    )
+    assert torch.allclose(out, whole[0], atol=1e-6)
+    assert torch.equal(keys[:, 1:].isnan(), whole[1][:, 1:].isnan())
+
+
+def test_a_block_table_covers_each_row_once_and_is_kept() -> None:
+    tables, device = BlockTables(keep=2), torch.device("cpu")
+    groups = (Group((0, 2), 0, 5, 9), Group((1,), 10, 3, 7), Group((2,), 13, 2, 9))
+    table = tables.get(groups, 4, device)
+    rows = [(slot, first + i) for slot, first, count, _, _ in table.tolist() for i in range(count)]
+    assert rows == [(0, i) for i in range(5)] + [(2, i) for i in range(5, 10)] + [(1, i) for i in range(10, 13)] + [
+        (2, 13), (2, 14),
+    ]  # fmt: skip
+    assert [line[4] for line in table.tolist()] == [1, 0, 1, 0, 1, 0]
+    assert tables.get(groups, 4, device) is table and tables.get(groups, 8, device) is not table
+    tables.get(groups[:1], 4, device)
+    assert tables.get(groups, 4, device) is not table
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("rows", [1, 17, 128, 1000, 4096])
+@pytest.mark.parametrize("shape", [((32, 32), 128, False), ((28, 4), 128, True), ((12, 2), 64, True)])
+def test_at_the_sizes_of_real_models(impl: str, rows: int, shape: tuple[tuple[int, int], int, bool]) -> None:
+    heads, dim, bias = shape
+    check(Case(rows + 2, heads[0] * dim, heads, dim, bias), torch.bfloat16, impl, not bias)
