@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "flash_dllm"
-SURFACE = {"llm", "loading", "requests", "results", "options", "loop", "stream", "infill", "progress"}
+SURFACE = {"llm", "tensor_parallel", "loading", "requests", "results", "options", "loop", "stream", "infill", "progress"}
 CONSUMERS = {"serve", "eval", "bench", "web", "scale"}
 LEAVES = {"params", "outputs", "trace", "errors"}
 ALLOWED = {
@@ -25,7 +25,7 @@ ALLOWED = {
     "engine": {"core", "methods", "kernels", "models", "errors"},
     **{
         name: {"engine", "methods", "core", "models", "parallel", "quant", *SURFACE, *LEAVES}
-        for name in ("llm", "loading", "requests", "results", "options", "loop", "stream")
+        for name in ("llm", "tensor_parallel", "loading", "requests", "results", "options", "loop", "stream")
     },
     "train": {"models", "kernels", "errors"},
     "parallel": {"models", "kernels", "errors"},

@@ -14,6 +14,7 @@ import flash_dllm
 from flash_dllm.core.method import Method
 from flash_dllm.core.step import Vocabulary
 from flash_dllm.engine.engine import Engine
+from flash_dllm.engine.leading import FollowingEngine, LeadingEngine
 from flash_dllm.engine.request import RequestError
 from flash_dllm.infill import Template
 from flash_dllm.loading import Loaded, load, with_guide
@@ -27,6 +28,7 @@ from flash_dllm.params import EngineArgs, SamplingParams
 from flash_dllm.requests import Builder, Job, Message, Prompt, prompt_list
 from flash_dllm.results import completion, raw_text
 from flash_dllm.stream import watch
+from flash_dllm.tensor_parallel import check_method, follow, lead
 from flash_dllm.trace import TraceWriter
 
 LONGEST = 4096
@@ -50,6 +52,10 @@ class LLM:
         cache, decoding: the method, see ``flash-dllm methods``.
         dtype: of the weights; ``auto`` is the checkpoint's own on a GPU, float32 on the CPU.
         device: ``auto`` takes the CUDA GPU if there is one.
+        quantization: ``int8`` or ``fp8`` keeps the layers' weights in 8 bits (docs/scaling.md).
+        kv_cache_dtype: ``fp8`` keeps keys and values in 8 bits.
+        tensor_parallel_size: GPUs that share the model. This process becomes rank 0 and starts the others, or
+            ``torchrun`` started all of them; then this call returns on rank 0 only.
         max_num_seqs: canvases decoded at the same time; default 4 on the CPU, 8 on a GPU.
         max_model_len: longest canvas; default the model's own, at most 4096.
         preset: named settings.
@@ -72,6 +78,9 @@ class LLM:
         decoding: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
+        quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
+        tensor_parallel_size: int = 1,
         max_num_seqs: int | None = None,
         max_model_len: int | None = None,
         preset: str | None = None,
@@ -82,18 +91,20 @@ class LLM:
     ) -> None:
         values: dict[str, Any] = {
             "model": str(model), "cache": cache, "decoding": decoding, "dtype": dtype, "device": device,
+            "quantization": quantization, "kv_cache_dtype": kv_cache_dtype,
+            "tensor_parallel_size": tensor_parallel_size,
             "max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "preset": preset,
             "revision": revision, "chat_template": None if chat_template is None else str(chat_template),
             "seed": seed, "options": method_options,
         }  # fmt: skip
         args = EngineArgs.model_validate(values)
-        self._start(load(args), args)
+        self._start(_load(args), args)
 
     @classmethod
     def from_args(cls, args: EngineArgs, loaded: Loaded | None = None) -> LLM:
         """From validated options, on weights that are already ``loaded`` if given."""
         llm = cls.__new__(cls)
-        llm._start(loaded or load(args), args)
+        llm._start(loaded or _load(args), args)
         return llm
 
     def with_method(
@@ -118,14 +129,18 @@ class LLM:
         known = config.n_tokens if tokenizer is None else min(config.n_tokens, tokenizer.n_tokens)
         vocabulary = Vocabulary(known, config.mask_id, config.eos_ids, loaded.stop_ids)
         text = None if tokenizer is None else lambda ids: raw_text(tokenizer, ids)
-        self.engine = Engine(
+        self._check_cache_dtype()
+        self.engine = _engine_class(loaded, self.method)(
             loaded.model,
             self.method,
             vocabulary,
             slots=self.max_num_seqs,
             positions=self.method.cache.positions(self.max_model_len),
             text=text,
+            kv_dtype=torch.float8_e4m3fn if args.kv_cache_dtype == "fp8" else None,
         )
+        if isinstance(self.engine, LeadingEngine):
+            lead(self.engine, loaded, args)
         self._loop = Loop(self.engine)
         self._builder = Builder(
             config,
@@ -136,6 +151,24 @@ class LLM:
             positions=self.max_model_len,
             seed=args.seed,
         )
+
+    def _check_cache_dtype(self) -> None:
+        """Refuse float8 keys and values where they are compared with new ones or the device has no such numbers."""
+        if self.args.kv_cache_dtype == "auto":
+            return
+        device, cache = self.loaded.model.device.type, self.method.cache
+        if device not in ("cpu", "cuda"):
+            raise ModelError(f"kv_cache_dtype='fp8': device {device!r} has no float8")
+        if cache.loop != "compact":
+            raise ModelError(
+                f"kv_cache_dtype='fp8': cache={cache.name!r} compares what it keeps with what is new, and rounding "
+                "would count as change"
+            )
+
+    def close(self) -> None:
+        """End the other ranks of a tensor-parallel model, which serves no one from then on. Else nothing."""
+        if self.loaded.team is not None:
+            self.loaded.team.close()
 
     def _method(self, loaded: Loaded, args: EngineArgs) -> Method:
         config, options = loaded.config, dict(args.options)
@@ -296,6 +329,22 @@ class LLM:
         done = [self._loop.finished.pop(r.id) for r in job.requests]
         answers = [completion(job, i, d, self.tokenizer, self.mask_id) for i, d in enumerate(done)]
         return RequestOutput(job.id, job.prompt, job.prompt_ids, answers, done[0].ids)
+
+
+def _load(args: EngineArgs) -> Loaded:
+    """The checkpoint; in a process of a launch that is not rank 0 this serves rank 0 and never returns."""
+    loaded = load(args)
+    if loaded.team is not None and not loaded.team.leads:
+        follow(loaded)
+    return loaded
+
+
+def _engine_class(loaded: Loaded, method: Method) -> type[Engine]:
+    """The engine of one process, of rank 0 or of another rank."""
+    if loaded.team is None:
+        return Engine
+    check_method(method, loaded.team.group.size)
+    return LeadingEngine if loaded.team.leads else FollowingEngine
 
 
 def _each(params: Params, count: int) -> list[SamplingParams]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,26 @@ import torch
 from flash_dllm.methods.guide import vocabulary_map
 from flash_dllm.models.config import ModelConfig, ModelError
 from flash_dllm.models.layers import Model
-from flash_dllm.models.load import load_model, resolve
+from flash_dllm.models.load import Form, load_model, read_config, resolve
 from flash_dllm.models.tokenizer import Tokenizer, load_generation_defaults, load_tokenizer, stop_ids
+from flash_dllm.parallel import Team, check_split, join, split, with_sums
 from flash_dllm.params import EngineArgs
+from flash_dllm.quant import allocator, check_device, check_model
+
+LOAD = 1800.0
+"""Seconds for every rank to have read its part of a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint in memory; several :class:`LLM` may share one."""
+    """A checkpoint in memory; several :class:`LLM` may share one. ``team``: the ranks that hold its other parts."""
 
     name: str
     model: Model
     tokenizer: Tokenizer | None
     stop_ids: tuple[int, ...]
     max_tokens: int | None
+    team: Team | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -61,7 +69,7 @@ def load(args: EngineArgs) -> Loaded:
     """
     device = pick_device(args.device)
     folder = resolve(args.model, args.revision)
-    model = load_model(args.model, args.revision, pick_dtype(args.dtype, device), device)
+    model, team = _load_model(args, folder, device)
     if model.config.mask_id is None or model.config.causal:
         raise ModelError(
             f"{args.model}: a left-to-right model ({model.config.family}), not a masked diffusion model"
@@ -76,7 +84,51 @@ def load(args: EngineArgs) -> Loaded:
         raise ModelError(
             f"{folder / 'generation_config.json'}: max_new_tokens = {max_tokens!r}: must be positive"
         )
-    return Loaded(args.model, model, tokenizer, stop_ids(model.config, tokenizer, defaults), max_tokens)
+    return Loaded(args.model, model, tokenizer, stop_ids(model.config, tokenizer, defaults), max_tokens, team)
+
+
+def _load_model(args: EngineArgs, folder: Path, device: str) -> tuple[Model, Team | None]:
+    """The weights in the form that ``args`` asks for, and the ranks that share them."""
+    dtype = pick_dtype(args.dtype, device)
+    matrix = None
+    if args.quantization is not None:
+        matrix = partial(allocator, args.quantization)
+        check_device(args.quantization, device)
+    if args.tensor_parallel_size == 1:
+        model = load_model(args.model, args.revision, dtype, device, form=Form(matrix))
+        return _checked(model, args), None
+    check_split(read_config(folder), args.tensor_parallel_size)
+    command = [sys.executable, "-m", "flash_dllm.tensor_parallel"]
+    team = join(args.tensor_parallel_size, device, command, options_text(args))
+    try:
+        form = Form(matrix, partial(split, ranks=team.group))
+        model = load_model(args.model, args.revision, dtype, team.group.device, form=form)
+        model = with_sums(_checked(model, args))
+        team.ready(LOAD)
+    except BaseException as exc:
+        team.fail(exc)
+        raise
+    return model, team
+
+
+def _checked(model: Model, args: EngineArgs) -> Model:
+    if args.quantization is not None:
+        check_model(args.quantization, model)
+    return model
+
+
+def options_text(args: EngineArgs) -> str:
+    """Options as text, for the other ranks.
+
+    Raises:
+        ModelError: they hold an object, which cannot be handed to another process.
+    """
+    try:
+        return args.model_dump_json()
+    except ValueError as exc:
+        raise ModelError(
+            f"tensor_parallel_size={args.tensor_parallel_size}: options must be plain values ({exc})"
+        ) from exc
 
 
 def with_guide(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:

@@ -98,6 +98,13 @@ class EngineArgs(BaseModel):
     model: str = Field("flash-dllm/tiny-llada", description="folder, hub id or bundled name")
     revision: str | None = Field(None, description="branch, tag or commit of a hub id")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of the weights")
+    quantization: Literal["fp8", "int8"] | None = Field(
+        None, description="keep the layers' weights in 8 bits; fp8 multiplies in fp8 too"
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="of keys and values: auto is that of the weights"
+    )
+    tensor_parallel_size: int = Field(1, ge=1, le=256, description="GPUs (processes) that share the model")
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps; auto takes a GPU if there is one")
     cache: str | None = Field(None, description="cache policy; default: see `flash-dllm methods`")
     decoding: str | None = Field(None, description="decoding; default: see `flash-dllm methods`")

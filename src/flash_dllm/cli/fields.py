@@ -70,6 +70,10 @@ def takes_options(func: Callable[..., Any]) -> Callable[..., Any]:
     def call(**values: Any) -> Any:
         given = {name: value for name in known if (value := values.pop(name)) not in (None, [])}
         engine, params = settle(given, values.pop("method"), values.pop("option") or [], values.pop("config"))
+        if engine.tensor_parallel_size > 1:
+            from flash_dllm.tensor_parallel import stay_behind
+
+            stay_behind(engine)
         return func(**values, engine=engine, params=params)
 
     made = parameters(known)

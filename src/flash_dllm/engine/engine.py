@@ -46,6 +46,7 @@ class Engine:
         slots: canvases decoded at the same time.
         positions: longest canvas.
         text: decodes ids, needed for stop strings only.
+        kv_dtype: of keys and values; default that of the model.
         noise: source of random numbers; the default does not depend on the batch.
         observer: called after each step (event log, live canvas).
 
@@ -63,11 +64,12 @@ class Engine:
         text: Text | None = None,
         noise: Noise | None = None,
         observer: Observer | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model, self.method, self.vocabulary = model, method, vocabulary
         self.positions = positions or model.config.max_positions
         scratch = method.verifier.scratch() if method.verifier else 0
-        kv = KVCache.allocate(model.config, slots, self.positions, scratch, model.embed)
+        kv = KVCache.allocate(model.config, slots, self.positions, scratch, model.embed, kv_dtype)
         self.state = State(slots, self.positions, device=model.device)
         self.decoder = Decoder(
             Context.build(model, kv, self.positions), self.state, method, vocabulary, noise

@@ -5,6 +5,6 @@ a row. Embedding and LM head stay: the one is looked up, not multiplied, and the
 first. Norms and biases stay too. A full-precision matrix exists for one tensor of the checkpoint at a time.
 """
 
-from .weights import KINDS, QuantizedWeight, allocator, check_device, quantized
+from .weights import KINDS, QuantizedWeight, allocator, check_device, check_model, quantized
 
-__all__ = ["KINDS", "QuantizedWeight", "allocator", "check_device", "quantized"]
+__all__ = ["KINDS", "QuantizedWeight", "allocator", "check_device", "check_model", "quantized"]

@@ -19,6 +19,8 @@ from flash_dllm.models.layers import MATRICES, Model
 KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 FP8_CAPABILITY = (8, 9)
 """CUDA compute capability from which tensor cores multiply e4m3 (Ada; Hopper is 9.0)."""
+FP8_MULTIPLE = 16
+"""What both sides of a matrix must be multiples of."""
 
 
 class QuantizationError(FlashDLLMError):
@@ -110,8 +112,8 @@ def quantized(model: Model, kind: str) -> Model:
     return replace(model, layers=layers)
 
 
-def check_device(kind: str, device: torch.device | str, dtype: torch.dtype | None = None) -> None:
-    """Refuse what cannot run, before a weight is read.
+def check_device(kind: str, device: torch.device | str) -> None:
+    """Refuse a device that cannot run it, before a weight is read.
 
     Raises:
         QuantizationError: names the kind, the device and what to use instead.
@@ -127,6 +129,22 @@ def check_device(kind: str, device: torch.device | str, dtype: torch.dtype | Non
             f"quantization='fp8': needs compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} or later "
             f"(Ada, Hopper), {torch.cuda.get_device_name(device)} has {have[0]}.{have[1]}; use int8"
         )
-    if dtype is not None and dtype != torch.bfloat16:
-        name = str(dtype).removeprefix("torch.")
-        raise QuantizationError(f"quantization='fp8': its products on a GPU come in bfloat16, dtype={name!r}")
+
+
+def check_model(kind: str, model: Model) -> None:
+    """Refuse a model whose dtype or part of a matrix the products do not take.
+
+    Raises:
+        QuantizationError: names the dtype or the size.
+    """
+    if kind == "int8" or model.device.type == "cpu":
+        return
+    if model.dtype != torch.bfloat16:
+        name = str(model.dtype).removeprefix("torch.")
+        raise QuantizationError(f"quantization='fp8': gives bfloat16 on a GPU, not dtype={name!r}")
+    for name in MATRICES:
+        for size in getattr(model.layers[0], name).shape:
+            if size % FP8_MULTIPLE:
+                raise QuantizationError(
+                    f"quantization='fp8': {name} has a side of {size}, no multiple of {FP8_MULTIPLE}; use int8"
+                )

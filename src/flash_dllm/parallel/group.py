@@ -1,0 +1,83 @@
+"""Sums and exchanges between ranks, over torch.distributed."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import ParallelError
+
+STALL = 300.0
+"""Seconds after which a sum that not all ranks came to is an error. A rank that dies is noticed at once."""
+
+
+def distributed() -> Any:
+    """``torch.distributed``, which some builds of torch lack.
+
+    Raises:
+        ParallelError: this one does.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise ParallelError("tensor_parallel_size: this build of torch has no torch.distributed")
+    return dist
+
+
+class Group:
+    """The ranks of one model: NCCL between GPUs, gloo between CPUs.
+
+    Both reduce each number on one rank and hand it to the others, so that results are bit-identical.
+
+    Args:
+        store: where the processes find each other.
+        rank, size: of this process.
+        device: of this rank's weights.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
+        dist = distributed()
+        if dist.is_initialized():
+            raise ParallelError(
+                "torch.distributed is in use in this process: one tensor-parallel model at a time "
+                "(close() the first), and no process group of your own"
+            )
+        self.rank, self.size, self.device = rank, size, device
+        self._reduce = dist.all_reduce
+        # Renamed in torch 2.13.
+        self._gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", store=dist.PrefixStore("flash-dllm", store),
+            rank=rank, world_size=size, timeout=timedelta(seconds=STALL), **options,
+        )  # fmt: skip
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over ranks, in place where ``x`` is contiguous."""
+        x = x.contiguous()
+        self._reduce(x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """``x`` of every rank, [size, *x.shape]."""
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        self._gather(out, x.contiguous())
+        return out.view(self.size, *x.shape)
+
+    def abort(self) -> None:
+        """Break off what waits for a rank that is gone; any thread may call this."""
+        if self.device.type == "cuda":
+            # A gloo call ends by itself when a connection breaks; a NCCL kernel would wait for good.
+            with contextlib.suppress(Exception):
+                distributed().group.WORLD._get_backend(self.device).abort()
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist = distributed()
+        if dist.is_initialized():
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
