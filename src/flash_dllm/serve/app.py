@@ -79,8 +79,8 @@ def create_app(
     app.add_middleware(Gate, api_key=api_key, max_body=limits.max_body)
     folder = static_dir if static_dir is not None else _pages()
     if folder is not None:
-        # Last, so that every route above wins.
-        app.mount("/", StaticFiles(directory=folder, html=True), name="pages")
+        # Not a mount at "/", which would also take the requests that a route refuses for their method.
+        app.router.default = StaticFiles(directory=folder, html=True)
     return app
 
 

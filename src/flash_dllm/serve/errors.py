@@ -8,6 +8,7 @@ from typing import Any
 
 from flash_dllm.errors import FlashDLLMError
 from flash_dllm.params import SamplingParams
+from flash_dllm.serve.protocol import TOP_LEVEL
 
 _NAMED = re.compile(r"(\w+)=")
 _TYPE = re.compile(r"(?:str|int|bool|float|(?:list|nullable|function-\w+|constrained-\w+)\[.*\])")
@@ -56,9 +57,11 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def wrong_input(error: FlashDLLMError) -> ServeError:
-    """The library refuses a prompt or option; its message begins with ``name=value`` where one is to blame."""
-    found = _NAMED.match(str(error))
-    return refused(str(error), found[1] if found and found[1] in SamplingParams.model_fields else None)
+    """The library refuses a prompt or option; its message says ``name=value`` of the one to blame."""
+    names = (name for name in _NAMED.findall(str(error)) if name in SamplingParams.model_fields)
+    name = next(names, None)
+    inside = name is not None and name not in (*TOP_LEVEL, "logprobs")
+    return refused(str(error), f"diffusion.{name}" if inside else name)
 
 
 def busy(waiting: int, limit: int, retry_after: float) -> ServeError:

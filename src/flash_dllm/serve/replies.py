@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from flash_dllm.llm import LLM
-from flash_dllm.models.tokenizer import StableDecoder, Tokenizer
+from flash_dllm.models.tokenizer import Tokenizer
 from flash_dllm.outputs import Completion
 from flash_dllm.serve.ticket import Answer, Ticket
 
@@ -185,9 +185,17 @@ def _legacy(tokenizer: Tokenizer | None, token: int) -> str:
 
 
 def _offsets(tokenizer: Tokenizer | None, ids: list[int], skip_special: bool) -> Iterator[int]:
-    """Where in the text each token begins; a part of a character begins where the character does."""
-    decoder = None if tokenizer is None else StableDecoder(tokenizer, skip_special)
-    at = 0
-    for count in range(1, len(ids) + 1):
-        yield at
-        at += len(decoder.push(ids[:count])) if decoder is not None else 0
+    """Where in the text each token begins; one that goes on with a character begins where that does."""
+    if tokenizer is None:
+        yield from [0] * len(ids)
+        return
+    text = tokenizer.decode(ids, skip_special)
+    start = at = 0  # tokens and characters that are settled
+    for count in range(len(ids)):
+        piece = tokenizer.decode(ids[start:count], skip_special)
+        # A character that is not complete yet reads as U+FFFD, which is not what stands in the text.
+        pairs = enumerate(zip(piece, text[at:], strict=False))
+        length = next((i for i, (a, b) in pairs if a != b), min(len(piece), len(text) - at))
+        yield at + length
+        if tokenizer.byte_level and length == len(piece) and not piece.endswith("\ufffd"):
+            start, at = count, at + length
