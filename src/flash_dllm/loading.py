@@ -21,6 +21,8 @@ from flash_dllm.quant import allocator, check_device, check_model
 
 LOAD = 1800.0
 """Seconds for every rank to have read its part of a checkpoint."""
+RANK_COMMAND = (sys.executable, "-m", "flash_dllm.tensor_parallel")
+"""What rank 0 starts the others with."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,7 @@ def _load_model(args: EngineArgs, folder: Path, device: str) -> tuple[Model, Tea
         model = load_model(args.model, args.revision, dtype, device, form=Form(matrix))
         return _checked(model, args), None
     check_split(read_config(folder), args.tensor_parallel_size)
-    command = [sys.executable, "-m", "flash_dllm.tensor_parallel"]
-    team = join(args.tensor_parallel_size, device, command, options_text(args))
+    team = join(args.tensor_parallel_size, device, RANK_COMMAND, options_text(args))
     try:
         form = Form(matrix, partial(split, ranks=team.group))
         model = load_model(args.model, args.revision, dtype, team.group.device, form=form)

@@ -194,6 +194,11 @@ class Hub(Liveness):
                 line.send({"stop": reason})
         self.lose(reason)
 
+    def check(self) -> None:
+        super().check()
+        if self.closing:
+            raise RankError("the ranks of this model were closed")
+
     def send(self, message: Message) -> None:
         """To every rank.
 

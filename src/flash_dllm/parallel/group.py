@@ -41,11 +41,6 @@ class Group:
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         dist = distributed()
-        if dist.is_initialized():
-            raise ParallelError(
-                "torch.distributed is in use in this process: one tensor-parallel model at a time "
-                "(close() the first), and no process group of your own"
-            )
         self.rank, self.size, self.device = rank, size, device
         self._reduce = dist.all_reduce
         # Renamed in torch 2.13.

@@ -100,6 +100,11 @@ def check_world(size: int, device: str) -> Place | None:
         raise ParallelError(
             f"tensor_parallel_size={size}: the launcher started {place.size} processes (WORLD_SIZE={place.size})"
         )
+    if distributed().is_initialized():
+        raise ParallelError(
+            f"tensor_parallel_size={size}: torch.distributed is in use in this process; one tensor-parallel model at a "
+            "time (close() the first), and no process group of your own"
+        )
     kind, _, index = device.partition(":")
     if index:
         raise ParallelError(f"device={device!r}: ranks take one GPU each, from 0 on; say device={kind!r}")

@@ -1,0 +1,163 @@
+"""Engines on ranks: the tokens of one rank, and the same state on all of them, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flash_dllm.core.state import State
+from flash_dllm.core.step import Vocabulary
+from flash_dllm.engine.engine import Engine
+from flash_dllm.engine.leading import unsplit
+from flash_dllm.engine.request import Finished, Request
+from flash_dllm.methods import build_method
+from flash_dllm.models.layers import Model
+from flash_dllm.models.load import Form, load_model
+from flash_dllm.quant import allocator
+
+from ..goldens.harness import EOS, EOT, MASK, golden_model
+from ..test_pairs import N_TOKENS, POSITIONS, accepted, make_cases
+from .threads import Hall, ThreadRanks, on_ranks, part_of
+
+FAMILIES = ("llada-tiny", "llada-tiny-gqa", "dream-tiny")
+METHODS = [
+    ("none", "threshold", {}),
+    ("dual", "threshold", {}),
+    ("flash", "threshold", {"track": 5, "lookahead": 3, "window": 4}),
+    ("flash", "verify", {"track": 5, "window": 4, "search": 3, "verify_rows": 8}),
+    ("none", "branch", {}),
+    ("dllm-cache", "greedy", {"kp": 3, "kr": 2}),
+]
+
+
+def decode(model: Model, method: tuple[str, str, dict[str, Any]], slots: int = 3) -> tuple[list[Any], State]:
+    """Answers to odd canvases, and the state that is left."""
+    cache, decoding, options = method
+    built = build_method(cache, decoding, family=model.config.family, **options)
+    vocabulary = Vocabulary(N_TOKENS, MASK, (EOS,), (EOS, EOT))
+    engine = Engine(model, built, vocabulary, slots=slots, positions=POSITIONS)
+    cases = make_cases(f"{cache}+{decoding}", decoding, 3)
+    for index, canvas in enumerate(cases):
+        canvas.numbers["temperature"] = 0.5 * (index % 2) * ("temperature" in built.options)
+        engine.add(Request(str(index), canvas))
+    ended: dict[str, Finished] = {}
+    while not engine.idle:
+        ended.update({f.request.id: f for f in engine.step()})
+    assert all(f.error is None for f in ended.values())
+    return [(f.ids, f.passes, f.nfe, f.rows) for _, f in sorted(ended.items())], engine.state
+
+
+def tensors(state: State) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(state).items() if isinstance(value, torch.Tensor)}
+
+
+def check(folder: Path, method: tuple[str, str, dict[str, Any]], size: int) -> None:
+    wanted, _ = decode(golden_model(folder), method)
+    results = on_ranks(size, lambda ranks: decode(part_of(folder, ranks), method))
+    for answers, state in results:
+        assert answers == wanted
+        for name, value in tensors(state).items():
+            first = tensors(results[0][1])[name]
+            assert torch.equal(value.nan_to_num(), first.nan_to_num()), f"ranks differ in state.{name}"
+
+
+@pytest.mark.parametrize("folder", FAMILIES)
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: "+".join(m[:2]))
+def test_two_ranks(golden_dir: Path, folder: str, method: tuple[str, str, dict[str, Any]]) -> None:
+    check(golden_dir / folder, method, 2)
+
+
+def test_more_ranks_than_heads_of_keys(golden_dir: Path) -> None:
+    check(golden_dir / "llada-tiny-gqa", METHODS[3], 4)
+    check(golden_dir / "dream-tiny", ("dllm-cache", "threshold", {"kp": 3, "kr": 2}), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["llada-tiny-gqa", "dream-tiny"])
+def test_every_pair(golden_dir: Path, folder: str) -> None:
+    family = "dream" if folder.startswith("dream") else "llada"
+    ran = 0
+    for cache, decoding in accepted(family):
+        if decoding == "guided" or unsplit(build_method(cache, decoding, family=family)):
+            continue
+        check(golden_dir / folder, (cache, decoding, {}), 2)
+        ran += 1
+    assert ran > 60
+
+
+def test_a_rank_holds_its_part(golden_dir: Path) -> None:
+    folder = golden_dir / "dream-tiny"
+    whole = golden_model(folder)
+    for rank, part in enumerate(on_ranks(4, lambda ranks: part_of(folder, ranks))):
+        assert (part.config.n_heads, part.config.n_kv_heads, part.config.d_ffn) == (1, 1, 64)
+        assert torch.equal(part.head, whole.head[128 * rank : 128 * (rank + 1)])
+        dim, ours, theirs = whole.config.head_dim, part.layers[1], whole.layers[1]
+        q = slice(dim * rank, dim * (rank + 1))
+        k = slice(dim * (4 + rank // 2), dim * (5 + rank // 2))
+        v = slice(dim * (6 + rank // 2), dim * (7 + rank // 2))
+        rows = torch.cat([theirs.wqkv[r] for r in (q, k, v)])
+        assert torch.equal(ours.wqkv, rows)
+        assert torch.equal(ours.bqkv, torch.cat([theirs.bqkv[r] for r in (q, k, v)]))
+        assert torch.equal(ours.wo.local, theirs.wo[:, q])
+        ffn = slice(64 * rank, 64 * (rank + 1))
+        gate, up = theirs.w_gate_up.chunk(2)
+        assert torch.equal(ours.w_gate_up, torch.cat([gate[ffn], up[ffn]]))
+        assert torch.equal(ours.w_down.local, theirs.w_down[:, ffn])
+        rest = sum(t.numel() for t in (part.embed, part.norm)) + 4 * 2 * 128
+        assert part.n_parameters - rest < 0.3 * (whole.n_parameters - rest)
+
+
+def test_sums_a_pass(golden_dir: Path) -> None:
+    """Two sums a layer; Flash-Cache adds one for its score; the head exchanges once."""
+    for method, more in ((METHODS[0], 0), (METHODS[2], 1)):
+        hall = Hall(2)
+
+        def work(ranks: ThreadRanks, method: Any = method) -> int:
+            answers, _ = decode(part_of(golden_dir / "llada-tiny", ranks), method, slots=1)
+            return sum(nfe for _, _, nfe, _ in answers)
+
+        (passes, _) = on_ranks(2, work, hall)
+        assert hall.sums == passes * (2 * 4 + more)
+        assert hall.gathers == passes
+
+
+def test_tied_heads_and_odd_vocabularies(tmp_path: Path) -> None:
+    from ..checkpoints import write_checkpoint
+
+    folder = write_checkpoint(tmp_path, text=False, weight_tying=True)
+    whole = load_model(folder)
+    assert whole.config.vocab_size % 2
+    parts = on_ranks(2, lambda ranks: part_of(folder, ranks))
+    assert [p.head.shape[0] for p in parts] == [
+        whole.config.vocab_size // 2,
+        whole.config.vocab_size // 2 + 1,
+    ]
+    assert torch.equal(torch.cat([p.head for p in parts]), whole.embed)
+    moved = parts[1].to(dtype=torch.bfloat16)
+    assert moved.head.data_ptr() == moved.embed[moved.shard.start :].data_ptr(), "a tied head shares memory"
+    assert moved.n_parameters == parts[1].n_parameters
+
+
+def test_quantised_parts(golden_dir: Path) -> None:
+    """A rank scales its own columns of the output and down projections; everything else is the same numbers."""
+    folder = golden_dir / "llada-tiny"
+    for kind in ("int8", "fp8"):
+        whole = load_model(folder, form=Form(lambda d, k=kind: allocator(k, d)))
+        parts = on_ranks(2, lambda ranks, k=kind: part_of(folder, ranks, matrix=lambda d: allocator(k, d)))
+        layer, rows = whole.layers[0], 64
+        for rank, part in enumerate(parts):
+            ours = part.layers[0]
+            assert torch.equal(
+                ours.wqkv[:rows].dequantize(), layer.wqkv[rows * rank : rows * (rank + 1)].dequantize()
+            )
+            assert {t.dtype for t in ours.wo.storages()} == {t.dtype for t in layer.wo.storages()}
+            for name in ("wo", "w_down"):
+                exact = getattr(golden_model(folder).layers[0], name).chunk(2, 1)[rank]
+                loss = (getattr(ours, name).local.dequantize() - exact).abs().amax()
+                whole_loss = (getattr(layer, name).dequantize().chunk(2, 1)[rank] - exact).abs().amax()
+                assert loss <= 1.05 * whole_loss
+        assert len({f.name for f in fields(ours)}) == 7
