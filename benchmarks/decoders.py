@@ -86,28 +86,6 @@ def cache_runs() -> list[Run]:
     return runs
 
 
-def method_runs() -> list[Run]:
-    """Every method on the same mixed problems, blocks of 32 where a method has blocks."""
-    block = {"block_length": 32}
-    runs: list[Run] = [
-        ("mixed", "none", "threshold", {}, block), ("mixed", "prefix", "threshold", {}, block),
-        ("mixed", "dual", "threshold", {}, block), ("mixed", "flash", "threshold", {}, {}),
-        ("mixed", "flash", "verify", {}, {}), ("mixed", "flash", "branch", {}, {}),
-        ("mixed", "none", "verify", {}, {}), ("mixed", "none", "branch", {}, {}),
-        ("mixed", "dllm-cache", "threshold", {}, block), ("mixed", "dynamic", "threshold", {}, block),
-        ("mixed", "none", "adaptive", {}, block), ("mixed", "dynamic", "adaptive", {}, block),
-        ("mixed", "dkv-decode", "threshold", {}, block), ("mixed", "dkv-pd", "threshold", {}, block),
-        ("mixed", "dkv-prefill", "threshold", {}, block), ("mixed", "freecache", "threshold", {}, block),
-        ("mixed", "dual", "freedave", {}, block), ("mixed", "prefix", "freedave", {}, block),
-        ("mixed", "dual", "freedave", {}, {**block, "epsilon": 0.9}), ("mixed", "none", "factor", {}, block),
-        ("mixed", "none", "greedy", {}, block), ("mixed", "dkv-greedy", "random", {}, block),
-        ("mixed", "none", "random", {}, block), ("mixed", "freecache", "greedy", {}, block),
-        ("mixed", "none", "guided", {"guide": "flash-dllm/tiny-guide"}, {}),
-        ("mixed", "none", "entropy", {}, {"steps": 64}), ("mixed", "elastic", "threshold", {}, {}),
-    ]  # fmt: skip
-    return runs
-
-
 def card_runs() -> list[Run]:
     """The model card: block 32 at four thresholds on fresh seeds and held-out templates."""
     block = {"block_length": 32}
@@ -119,7 +97,7 @@ def card_runs() -> list[Run]:
     return runs
 
 
-PLANS = {"decoders": decoder_runs, "caches": cache_runs, "methods": method_runs, "card": card_runs}
+PLANS = {"decoders": decoder_runs, "caches": cache_runs, "card": card_runs}
 
 
 def problems(kind: str, count: int) -> list[Sample]:

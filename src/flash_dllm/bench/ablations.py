@@ -59,15 +59,22 @@ def units(plans: Sequence[Plan], sets: int) -> list[Unit]:
 def problem_set(kind: str, count: int, index: int) -> list[Sample]:
     """The ``index``-th of the disjoint sets of ``count`` problems of the test split.
 
-    Sets are cut from one list in which no question occurs twice. ``kind`` is a family, or ``gsm-2shot``: word problems
-    behind two worked examples.
+    Sets are cut from one list in which no question occurs twice. ``kind`` is a family; ``gsm-2shot``: word problems
+    behind two worked examples; or ``mixed``: 30 % word problems, the other families in equal parts.
 
     Raises:
         PlanError: no such kind, or the family has too few different questions.
     """
+    if kind == "mixed":
+        others = [name for name in FAMILIES if name != "gsm"]
+        each = max(1, round(0.7 * count / len(others)))
+        parts = [("gsm", max(1, count - each * len(others))), *((name, each) for name in others)]
+        return [sample for name, number in parts for sample in problem_set(name, number, index)]
     family, _, shots = kind.partition("-")
     if family not in FAMILIES or shots not in ("", "2shot"):
-        raise PlanError(f"problems {kind!r} are not known; there are {', '.join(FAMILIES)} and gsm-2shot")
+        raise PlanError(
+            f"problems {kind!r} are not known; there are {', '.join(FAMILIES)}, gsm-2shot and mixed"
+        )
     seen: set[str] = set()
     found: list[Sample] = []
     for seed in range(20 * count * (index + 1)):
@@ -94,7 +101,7 @@ def run_unit(llm: LLM, unit: Unit, count: int) -> dict[str, Any]:
     return {
         "set": unit.index, "problems": unit.problems, "method": unit.case.method,
         "options": unit.case.options, "request": unit.case.request, **circumstances(engine),
-        "problems_a_set": count, "verdicts": "".join("01"[r] for r in right),
+        "problems_a_set": len(samples), "verdicts": "".join("01"[r] for r in right),
         "tokens": [len(a.token_ids) for a in answers], "nfe": [a.nfe for a in answers],
         "rows": [a.rows for a in answers], "steps": [a.steps for a in answers],
         "failed": sum(a.error is not None for a in answers), "seconds": round(done.seconds, 2),

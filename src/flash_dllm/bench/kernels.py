@@ -251,21 +251,16 @@ def measure_case(
         row = {**base, "impl": impl}
         try:
             error = error_of([t.clone() for t in case.run(impl)], reference)
+            if not error <= TOLERANCE[dtype]:
+                rows.append({**row, "ms": None, "failed_with": f"wrong result, relative error {error:.3g}"})
+                continue
+            timed = _timed(timer, partial(case.run, impl), case, floor)
         except (BenchError, ValueError, ImportError) as why:
             rows.append({**row, "ms": None, "skipped": str(why)})
-            continue
-        row["error"] = float(f"{error:.3g}")
-        if not error <= TOLERANCE[dtype]:
-            rows.append(
-                {
-                    **row,
-                    "error": None if error == float("inf") else row["error"],
-                    "ms": None,
-                    "skipped": "wrong result",
-                }
-            )
-            continue
-        rows.append({**row, **_timed(timer, partial(case.run, impl), case, floor)})
+        except Exception as why:  # a kernel that fails must not lose the others
+            rows.append({**row, "ms": None, "failed_with": f"{type(why).__name__}: {why}"[:300]})
+        else:
+            rows.append({**row, "error": float(f"{error:.3g}"), **timed})
     for name, fn in case.library.items():
         rows.append({**base, "impl": f"library: {name}", **_timed(timer, fn, case, floor)})
     return rows

@@ -149,6 +149,31 @@ PLANS: dict[str, Plan] = {
 }  # fmt: skip
 
 
+_BLOCK: dict[str, Any] = {"block_length": 32}
+_IN_BLOCKS = (
+    "none+threshold", "prefix+threshold", "dual+threshold", "dllm-cache+threshold", "dynamic+threshold",
+    "dkv-decode+threshold", "dkv-pd+threshold", "dkv-prefill+threshold", "freecache+threshold", "none+factor",
+    "dual+factor", "none+adaptive", "dynamic+adaptive", "dual+freedave", "prefix+freedave", "none+greedy",
+    "freecache+greedy", "none+random", "dkv-greedy+random",
+)  # fmt: skip
+METHODS = Plan(
+    "methods", "Every method on the same problems, at its defaults; blocks of 32 where a method has blocks",
+    (
+        *(Case(name, name, {}, _BLOCK) for name in _IN_BLOCKS),
+        *(
+            Case(name, name)
+            for name in (
+                "flash+threshold", "flash+verify", "flash+branch", "none+verify", "none+branch", "elastic+threshold"
+            )
+        ),
+        Case("none+guided", "none+guided", {"guide": "flash-dllm/tiny-guide"}),
+        *(Case(f"none+{name}", f"none+{name}", {}, {"steps": 64}) for name in ("entropy", "maskgit_plus")),
+    ),
+    ("mixed",),
+)  # fmt: skip
+"""What ``bench methods`` runs."""
+
+
 def find(names: str) -> list[Plan]:
     """Plans by comma-separated names; ``all`` is every one.
 

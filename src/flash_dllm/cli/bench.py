@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from flash_dllm.cli.bench_load import serve, throughput, workload
-from flash_dllm.cli.bench_quality import ablations
+from flash_dllm.cli.bench_quality import ablations, methods, report
 from flash_dllm.cli.bench_speed import kernels, step
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -16,5 +16,5 @@ def _describe() -> None:
     """Measure kernels, steps, throughput, a running server, methods and ablations."""
 
 
-for command in (kernels, step, throughput, workload, serve, ablations):
+for command in (kernels, step, throughput, workload, serve, methods, ablations, report):
     app.command()(command)

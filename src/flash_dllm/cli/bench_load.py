@@ -150,12 +150,20 @@ def _run_load(
     load.check()
     at, number = where(device, dtype)
     model, ceilings = weights(shape, number, at), measure_ceilings(at, number)
-    found = run_each(
+
+    def save(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        report = report_of(kind, at, number, ceilings, rows, shape=shape)
+        write_json(None if str(json_) == "-" else json_, report)
+        return report
+
+    report = run_each(
         [(s, b) for b in batches for s in settings],
-        lambda work: measure_load(work[0], model, work[1], load, runs),
+        lambda setting, slots: measure_load(setting, model, slots, load, runs),
+        save,
     )
-    report = report_of(kind, at, number, ceilings, found, shape=shape)
-    write_json(json_, report)
+    found = report["rows"]
+    if str(json_) == "-":
+        write_json(json_, report)
     if str(json_) != "-":
         columns = (
             "method", "slots", "run", "tokens/s", "tokens a pass", "step ms", "latency p50 s", "p99 s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,23 +37,30 @@ PLOT = Annotated[Path | None, typer.Option("--plot", help="draw an .svg or .png 
 SYNTHETIC = "synthetic: random weights, and a commit rate that is set, not earned"
 
 
-def run_each(work: list[Any], measure: Callable[[Any], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Rows of each piece of work; one that runs out of memory becomes a row that says so, and the others still run."""
+def run_each(
+    work: list[Any],
+    measure: Callable[[Any, Any], list[dict[str, Any]]],
+    save: Callable[[list[dict[str, Any]]], dict[str, Any]],
+) -> dict[str, Any]:
+    """Measure each (setting, place) and save the report after each, so that a time limit loses only what is left.
+
+    One that runs out of memory becomes a row that says so, and the others still run.
+    """
     import torch
 
     found: list[dict[str, Any]] = []
+    report = save(found)
     for setting, place in work:
         try:
-            found += measure((setting, place))
+            found += measure(setting, place)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            batch = place if isinstance(place, int) else place.batch
-            row = {**setting.row(), "batch": batch, "ms": None, "peak_gib": None, "idle_share": None}
-            found.append(
-                {**row, "prompt": getattr(place, "prompt", None), "failed_with": type(error).__name__}
-            )
+            at = {"batch": place, "prompt": None} if isinstance(place, int) else asdict(place)
+            row = {**setting.row(), **at, "ms": None, "peak_gib": None, "idle_share": None}
+            found.append({**row, "failed_with": type(error).__name__})
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    return found
+        report = save(found)
+    return report
 
 
 def end(found: list[dict[str, Any]]) -> None:

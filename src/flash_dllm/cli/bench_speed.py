@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -48,8 +49,6 @@ def kernels(
     plot: PLOT = None,
 ) -> None:
     """Each op by shape: implementations against the definition, the library and the measured ceilings."""
-    from dataclasses import replace
-
     from flash_dllm.bench import kernels as bench
     from flash_dllm.bench.floors import measure_ceilings
     from flash_dllm.bench.synthetic import Setting
@@ -67,27 +66,22 @@ def kernels(
     names = bench.OPS if ops == "all" else words(ops)
     wanted = ("ref", *(("triton",) if at.type == "cuda" else ())) if impls == "auto" else words(impls)
     ceilings = measure_ceilings(at, kind)
-    timer, found = Timer(at, repeats), []
+    timer = Timer(at, repeats)
+    found: list[dict[str, Any]] = []
+    report = report_of("kernels", at, kind, ceilings, found, shape=shape)
     for case in bench.Maker(config, kind, at).cases(names, sizes):
         found += bench.measure_case(case, wanted, timer, ceilings, kind)
-    report = report_of("kernels", at, kind, ceilings, found, shape=shape)
-    write_json(json_, report)
-    if str(json_) != "-":
-        columns = (
-            "op",
-            "size",
-            "implementation",
-            "ms",
-            "10-90 %",
-            "floor ms",
-            "times floor",
-            "TB/s",
-            "error",
-        )
+        write_json(None if str(json_) == "-" else json_, report)
+    if str(json_) == "-":
+        write_json(json_, report)
+    else:
+        columns = ("op", "size", "impl", "ms", "10-90 %", "floor ms", "times floor", "TB/s", "error")
         print_table(title_of(report), columns, [_kernel_row(row) for row in found])
     if plot:
         plots().time_by_kernel(found, f"{shape}, {report['device_name']}, {report['dtype']}", plot)
-    if any(row.get("skipped") == "wrong result" for row in found):
+    failed = [f"{row['op']} {row['impl']}: {row['failed_with']}" for row in found if "failed_with" in row]
+    if failed:
+        typer.echo("; ".join(failed), err=True)
         raise typer.Exit(1)
 
 
@@ -109,7 +103,7 @@ def step(
 ) -> None:
     """Time of a steady step and of the first pass by batch and prompt length, against the floor of its passes.
 
-    Random weights never reach a threshold: without --commit-per-step a step commits one token. What counts is the time.
+    Random weights reach no threshold: without --commit-per-step a step commits one token. What counts is the time.
     """
     from flash_dllm.bench.floors import measure_ceilings
     from flash_dllm.bench.step import Place, measure_step
@@ -120,18 +114,32 @@ def step(
     settings = settings_of(shape, methods, option, commits, accepts, impl, eager)
     model, ceilings = weights(shape, kind, at), measure_ceilings(at, kind)
 
-    def one(work: Any) -> list[dict[str, Any]]:
-        return [measure_step(work[0], model, work[1], ceilings)]
+    def save(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        report = report_of("step", at, kind, ceilings, rows, shape=shape)
+        write_json(None if str(json_) == "-" else json_, report)
+        return report
 
-    found = run_each([(s, p) for p in places for s in settings], one)
-    report = report_of("step", at, kind, ceilings, found, shape=shape)
-    write_json(json_, report)
+    report = run_each(
+        [(_branches(s, p.batch), p) for p in places for s in settings],
+        lambda setting, place: [measure_step(setting, model, place, ceilings)],
+        save,
+    )
+    found = report["rows"]
+    if str(json_) == "-":
+        write_json(json_, report)
     if str(json_) != "-":
         columns = (
             "method", "slots", "prompt", "ms", "10-90 %", "floor ms", "times floor", "first pass ms", "peak GiB", "idle"
         )  # fmt: skip
         print_table(title_of(report), columns, [_step_row(row) for row in found])
     end(found)
+
+
+def _branches(setting: Any, batch: int) -> Any:
+    """Folded branch decoding tests four drafts where one slot is decoded at a time and two above, unless told."""
+    if not setting.method.endswith("+branch") or "branches" in setting.options:
+        return setting
+    return replace(setting, options={**setting.options, "branches": 4 if batch == 1 else 2})
 
 
 def _kernel_row(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,0 +1,162 @@
+"""Sections of docs/results.md that are one table a file: decoders, model cards, methods, speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flash_dllm.bench.markdown import link, span, table
+from flash_dllm.bench.results_common import picture, plan_table, sources, where
+
+Row = dict[str, Any]
+
+
+def decoders(results: Path, docs: Path) -> Iterator[str]:
+    found = sources(results, "decoders")
+    if not found:
+        return
+    yield "## Decoders and caches\n"
+    for source in found:
+        data = source.data
+        told = f"{_sentence(data['what'])} {_sentence(data['note'])}"
+        yield f"{link(source, docs)}: {where(data)}. {told} Not synthetic.\n"
+        yield table(
+            ["method", "options", "n", "right %", "95 %", "tokens a pass", "rows a token"],
+            [
+                [
+                    r["method"], settings(r), str(r["n"]), f"{r['accuracy']:g}", span(r["interval"]),
+                    f"{r['tokens_per_forward']:.2f}", f"{r['rows_per_token']:g}",
+                ]
+                for r in data["runs"]
+            ],
+        )  # fmt: skip
+        yield from picture(docs, f"{source.path.stem}.svg", "accuracy against tokens a pass")
+
+
+def settings(row: Row) -> str:
+    """A run's options and request fields, without what is the same in every run."""
+    both = {**row["options"], **row["request"]}
+    both.pop("schedule", None)
+    return ", ".join(f"{name} {value}" for name, value in both.items())
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return (text[0].upper() + text[1:] + ("" if text.endswith(".") else ".")) if text else ""
+
+
+def cards(results: Path, docs: Path) -> Iterator[str]:
+    found = sources(results, "card")
+    if not found:
+        return
+    yield "## The bundled models on their own tasks\n"
+    for source in found:
+        data = source.data
+        told = f"{data['model']}, {data['dtype']} on {data['device']}, {data['date']}"
+        yield f"{link(source, docs)}: {told}. Not synthetic.\n"
+        rows = []
+        for run in data["runs"]:
+            gsm = (run.get("families") or {}).get("gsm")
+            rows.append([
+                run["problems"], run["method"], settings(run), str(run["n"]), f"{run['accuracy']:g}",
+                span(run["interval"]), "" if not gsm else f"{gsm['accuracy']:g} ({span(gsm['interval'])})",
+            ])  # fmt: skip
+        yield table(["problems", "method", "options", "n", "right %", "95 %", "word problems"], rows)
+
+
+def methods(results: Path, docs: Path) -> Iterator[str]:
+    for source in sources(results, "methods"):
+        data = source.data
+        yield f"## Every method on the same problems, {data['model'].split('/')[-1]}\n"
+        yield f"{link(source, docs)}: {where(data)}. Not synthetic.\n"
+        for plan in data["plans"]:
+            yield plan_table(plan)
+        yield from picture(docs, f"{source.path.stem}.svg", "accuracy against tokens a pass")
+
+
+def speed(results: Path, docs: Path) -> Iterator[str]:
+    yield "## Speed\n"
+    found = [
+        s for kind in ("step", "workload", "throughput", "kernels", "serve") for s in sources(results, kind)
+    ]
+    if not found:
+        yield "No measurement of steps, kernels, the workload or a server is committed yet.\n"
+    for source in found:
+        data = source.data
+        label = "synthetic" if data["synthetic"] else "not synthetic"
+        device = data.get("device_name", "device of the server")
+        yield f"{link(source, docs)}: `{data['kind']}`, {label}, {device}, {data.get('dtype', '')}, {data['date']}.\n"
+        yield table(*_speed_rows(data))
+
+
+def _speed_rows(data: Row) -> tuple[list[str], list[list[str]]]:
+    rows = [row for row in data["rows"] if row.get("ms", 0) is not None]
+    if data["kind"] == "step":
+        columns = ["method", "slots", "prompt", "ms", "x floor", "first pass ms", "peak GiB", "idle %"]
+        return columns, [
+            [
+                r["method"], str(r["batch"]), str(r["prompt"]), f"{r['ms']:.4g}", f"{r['times_floor']:g}",
+                f"{r['first_pass_ms']:.4g}", f"{r['peak_gib']:.4g}", _percent(r["idle_share"]),
+            ]
+            for r in rows
+        ]  # fmt: skip
+    if data["kind"] in ("workload", "throughput"):
+        columns = [
+            "method",
+            "slots",
+            "run",
+            "answer tokens/s",
+            "tokens a pass",
+            "latency p50 s",
+            "p99 s",
+            "peak GiB",
+        ]
+        return columns, [
+            [
+                r["method"], str(r["batch"]), "first" if r["run"] == 0 else "warm", f"{r['tokens_per_second']:.4g}",
+                f"{r['tokens_per_forward']:.2f}", f"{r['latency_s']['p50']:.3g}", f"{r['latency_s']['p99']:.3g}",
+                f"{r['peak_gib']:.4g}",
+            ]
+            for r in rows
+        ]  # fmt: skip
+    if data["kind"] == "kernels":
+        columns = ["op", "size", "implementation", "ms", "x floor", "error"]
+        names = ("rows", "slots", "keys")
+        return columns, [
+            [
+                r["op"], ", ".join(f"{r[k]} {k}" for k in names if k in r) + (", score" if r.get("score") else ""),
+                r["impl"], f"{r['ms']:.4g}", f"{r['times_floor']:g}", f"{r['error']:.1e}" if "error" in r else "",
+            ]
+            for r in rows
+        ]  # fmt: skip
+    columns = [
+        "requests/s asked",
+        "failed",
+        "requests/s",
+        "tokens/s",
+        "first token p50 s",
+        "p99 s",
+        "last token p50 s",
+        "p99 s",
+    ]
+    return columns, [
+        [
+            f"{r['rate']:g}" if r["rate"] else "all at once", str(r["failed"]), f"{r['requests_per_second']:.3g}",
+            f"{r['tokens_per_second']:.4g}" if r["tokens_per_second"] else "",
+            *_latencies(r),
+        ]
+        for r in rows
+    ]  # fmt: skip
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _latencies(row: Row) -> list[str]:
+    found = []
+    for name in ("first_token_s", "last_token_s"):
+        times = row[name] or {}
+        found += [f"{times[q]:.3g}" if q in times else "" for q in ("p50", "p99")]
+    return found
