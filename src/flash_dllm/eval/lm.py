@@ -21,7 +21,7 @@ NAME = "flash-dllm"
 
 
 @register_model(NAME)
-class FlashDLLM(LM):
+class FlashDLLM(LM):  # type: ignore[misc]
     """Generation by the engine, all requests through its slots together; likelihood by Monte Carlo.
 
     Args:
