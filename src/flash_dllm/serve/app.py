@@ -15,7 +15,7 @@ from flash_dllm.serve.service import Service
 try:
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse, Response
+    from fastapi.responses import JSONResponse, PlainTextResponse, Response
     from fastapi.staticfiles import StaticFiles
     from starlette.exceptions import HTTPException
 except ImportError as exc:
@@ -26,7 +26,7 @@ except ImportError as exc:
 from flash_dllm.serve.answering import Desk
 from flash_dllm.serve.errors import ServeError, invalid
 from flash_dllm.serve.middleware import Gate
-from flash_dllm.serve.openapi import ERRORS, described
+from flash_dllm.serve.openapi import ANSWERS, ERRORS, STATUS, described
 from flash_dllm.serve.protocol import ChatRequest, CompletionRequest
 from flash_dllm.serve.tracing import Spans
 
@@ -75,7 +75,7 @@ def create_app(
     _answers(app, desk)
     _facts(app, service)
     _errors(app)
-    app.openapi = described(app, api_key is not None)  # type: ignore[method-assign]
+    app.openapi = described(app, service, api_key is not None)  # type: ignore[method-assign]
     app.add_middleware(Gate, api_key=api_key, max_body=limits.max_body)
     folder = static_dir if static_dir is not None else _pages()
     if folder is not None:
@@ -94,12 +94,12 @@ def _pages() -> Path | None:
 
 
 def _answers(app: FastAPI, desk: Desk) -> None:
-    @app.post("/v1/chat/completions", responses=ERRORS, tags=["answers"])
+    @app.post("/v1/chat/completions", responses=ANSWERS, tags=["answers"])
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         return await desk.serve(body, request)
 
-    @app.post("/v1/completions", responses=ERRORS, tags=["answers"])
+    @app.post("/v1/completions", responses=ANSWERS, tags=["answers"])
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts or, with a suffix or a template, fill in."""
         return await desk.serve(body, request)
@@ -128,19 +128,19 @@ def _facts(app: FastAPI, service: Service) -> None:
         service.check_model(name)
         return model(name)
 
-    @app.get("/health", responses=ERRORS, tags=["facts"])
+    @app.get("/health", responses=STATUS, tags=["facts"])
     async def health() -> JSONResponse:
         """200 while the engine works, draining included; 503 after an error that it cannot recover from."""
         return JSONResponse(
             {"status": service.state, "reason": service.reason}, 200 if service.healthy else 503
         )
 
-    @app.get("/ready", responses=ERRORS, tags=["facts"])
+    @app.get("/ready", responses=STATUS, tags=["facts"])
     async def ready() -> JSONResponse:
         """200 while new requests are taken."""
         return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
 
-    @app.get("/metrics", tags=["facts"])
+    @app.get("/metrics", tags=["facts"], response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus metrics."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -9,6 +9,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from flash_dllm.serve.service import Service
+
 
 class ErrorFields(BaseModel):
     """OpenAI's error object."""
@@ -40,22 +42,44 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def described(app: FastAPI, with_key: bool) -> Callable[[], dict[str, Any]]:
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "the answers, or with `stream` their pieces as server-sent events",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "text/event-stream": {"schema": {"type": "string"}},
+        },
+    },
+    **ERRORS,
+}
+
+STATUS: dict[int | str, dict[str, Any]] = {503: {"description": "not in this state; `status` says which"}}
+
+
+def described(app: FastAPI, service: Service, with_key: bool) -> Callable[[], dict[str, Any]]:
     """What ``app.openapi`` becomes."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            for path in made["paths"].values():
-                for operation in path.values():
-                    # Every wrong field is a 400, as with OpenAI.
-                    operation["responses"].pop("422", None)
-            for name in ("HTTPValidationError", "ValidationError"):
-                made["components"]["schemas"].pop(name, None)
-            if with_key:
-                made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-                made["security"] = [{"key": []}]
-            app.openapi_schema = made
+            app.openapi_schema = _amended(
+                get_openapi(title=app.title, version=app.version, routes=app.routes)
+            )
         return app.openapi_schema
+
+    def _amended(made: dict[str, Any]) -> dict[str, Any]:
+        for path in made["paths"].values():
+            for operation in path.values():
+                # Every wrong field is a 400, as with OpenAI.
+                operation["responses"].pop("422", None)
+        schemas = made["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        for name in ("ChatRequest", "CompletionRequest"):
+            schemas[name]["properties"]["model"]["enum"] = list(service.models)
+        schemas["Diffusion"]["properties"]["method"]["enum"] = [*service.llms, None]
+        if with_key:
+            made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            made["security"] = [{"key": []}]
+        return made
 
     return document
