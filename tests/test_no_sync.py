@@ -6,7 +6,8 @@ in for a GPU here, so does a tensor that was made on the CPU by mistake.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -66,6 +67,25 @@ def run_step(
             run = [s for s in range(SLOTS) if s not in sweep]
             record = decoder.step(Lanes(run, sweep, [8] * SLOTS, [40, 40, 44], width))
             assert record.take.device.type == device
+        if not method.cache.steady:
+            return
+        for slots in (SLOTS, 2):
+            lanes = Lanes(list(range(slots)), [], [0] * SLOTS, [POSITIONS] * SLOTS, width, exact=False)
+            with nothing_from_the_host():
+                decoder.step(lanes)
+
+
+@contextmanager
+def nothing_from_the_host() -> Iterator[None]:
+    """A recorded step would copy what the host held when it was recorded."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a tensor was made from Python numbers in a steady step")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tensor", "as_tensor", "from_numpy"):
+            patch.setattr(torch, name, refuse)
+        yield
 
 
 def test_the_published_and_our_main_methods_are_graphable() -> None:
@@ -84,6 +104,14 @@ def test_no_host_read(family: str, cache: str, decoding: str, device: str) -> No
 @pytest.mark.parametrize("family", SHAPE_OF)
 def test_no_host_read_in_the_views(family: str, cache: str, views: str) -> None:
     run_step(SHAPES[SHAPE_OF[family]], family, cache, "verify", "meta", views=views)
+
+
+def test_recorded_methods_are_among_them() -> None:
+    steady = {
+        f"{cache}+{decoding}" for family, cache, decoding in PAIRS
+        if build_method(cache, decoding, family=family).cache.steady
+    }  # fmt: skip
+    assert steady >= {"flash+threshold", "flash+verify", "flash+branch", "flash+greedy"}
 
 
 def test_a_host_read_is_caught() -> None:

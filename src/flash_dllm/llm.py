@@ -17,6 +17,7 @@ from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.leading import FollowingEngine, LeadingEngine
 from flash_dllm.engine.request import RequestError
 from flash_dllm.infill import Template
+from flash_dllm.kernels.choice import kernels_of
 from flash_dllm.loading import Loaded, load, with_guide
 from flash_dllm.loop import Loop
 from flash_dllm.methods import CACHES, build_method
@@ -56,6 +57,8 @@ class LLM:
         kv_cache_dtype: ``fp8`` keeps keys and values in 8 bits.
         tensor_parallel_size: GPUs that share the model. This process becomes rank 0 and starts the others, or
             ``torchrun`` started all of them; then this call returns on rank 0 only.
+        kernels: how the ops of a pass are done: ``auto``, ``ref``, ``triton`` or ``fused`` (docs/performance.md).
+        enforce_eager: no CUDA graphs.
         max_num_seqs: canvases decoded at the same time; default 4 on the CPU, 8 on a GPU.
         max_model_len: longest canvas; default the model's own, at most 4096.
         preset: named settings.
@@ -81,6 +84,8 @@ class LLM:
         quantization: str | None = None,
         kv_cache_dtype: str = "auto",
         tensor_parallel_size: int = 1,
+        kernels: str = "auto",
+        enforce_eager: bool = False,
         max_num_seqs: int | None = None,
         max_model_len: int | None = None,
         preset: str | None = None,
@@ -92,7 +97,7 @@ class LLM:
         values: dict[str, Any] = {
             "model": str(model), "cache": cache, "decoding": decoding, "dtype": dtype, "device": device,
             "quantization": quantization, "kv_cache_dtype": kv_cache_dtype,
-            "tensor_parallel_size": tensor_parallel_size,
+            "tensor_parallel_size": tensor_parallel_size, "kernels": kernels, "enforce_eager": enforce_eager,
             "max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "preset": preset,
             "revision": revision, "chat_template": None if chat_template is None else str(chat_template),
             "seed": seed, "options": method_options,
@@ -138,6 +143,8 @@ class LLM:
             positions=self.method.cache.positions(self.max_model_len),
             text=text,
             kv_dtype=torch.float8_e4m3fn if args.kv_cache_dtype == "fp8" else None,
+            kernels=kernels_of(args.kernels),
+            enforce_eager=args.enforce_eager,
         )
         if isinstance(self.engine, LeadingEngine):
             lead(self.engine, loaded, args)

@@ -109,6 +109,11 @@ class EngineArgs(BaseModel):
     cache: str | None = Field(None, description="cache policy; default: see `flash-dllm methods`")
     decoding: str | None = Field(None, description="decoding; default: see `flash-dllm methods`")
     preset: str | None = Field(None, description="settings of the paper by task, or the released code's")
+    kernels: Literal["auto", "ref", "triton", "fused"] = Field(
+        "auto",
+        description="auto takes Triton on a GPU; ref is plain PyTorch; fused projects and writes keys in one kernel",
+    )
+    enforce_eager: bool = Field(False, description="no CUDA graphs, for debugging")
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="slots decoded at the same time")
     max_model_len: int | None = Field(None, ge=2, description="longest canvas (prompt and answer), in tokens")
     chat_template: str | None = Field(None, description="file or text that replaces the model's own")

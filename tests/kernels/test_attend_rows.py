@@ -63,7 +63,7 @@ def build(
         # Rank 0 of a whole group sees exactly the canvas, whatever the higher ranks see.
         lo[slot, base:end], hi[slot, base:end] = 0, hi[slot, base:end].clamp_min(1)
         lo[slot, :base] = lo[slot, :base].clamp_min(1)
-        lo[slot, end:] = lo[slot, end:].clamp_min(1)
+        hi[slot, end:] = 0
         hi[slot] = torch.maximum(lo[slot], hi[slot])
     rank = torch.randint(0, 5, (n,), generator=made, dtype=torch.int32)
     rank[: slots * whole] = 0

@@ -50,7 +50,7 @@ def attend(
 
 def normed(ctx: Context, x: Tensor, weight: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """RMSNorm of the residual ``x`` [N, d] plus ``delta``; ``(normed, residual)``."""
-    return rms_norm(x, weight, ctx.model.config.rms_eps, delta)
+    return rms_norm(x, weight, ctx.model.config.rms_eps, delta, impl=ctx.kernels.rms_norm)
 
 
 def project(
@@ -68,7 +68,7 @@ def project(
 
 def feed_forward(ctx: Context, layer: LayerWeights, h: Tensor) -> Tensor:
     """The gated feed-forward of normed rows [N, d] -> [N, d]."""
-    return linear(silu_mul(linear(h, layer.w_gate_up)), layer.w_down)
+    return linear(silu_mul(linear(h, layer.w_gate_up), impl=ctx.kernels.silu_mul), layer.w_down)
 
 
 def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback:

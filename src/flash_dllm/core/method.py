@@ -135,13 +135,15 @@ class CachePolicy:
     """Which rows a pass recomputes. The base class is ``cache="none"``: every position, every pass.
 
     Attributes:
-        graphable: a steady step has a static shape and reads nothing back to the host.
+        graphable: a step of running slots reads nothing back to the host.
+        steady: such a step has the same shape whatever the canvases' lengths, so it can be recorded once.
         sync: the policy reads values back to the host (block caches).
         loop: ``compact`` policies give a plan; others override :meth:`run`.
     """
 
     name = "none"
     graphable = True
+    steady = False
     sync = False
     loop = "compact"
     supports_cfg = True
@@ -257,6 +259,15 @@ class Rule:
 
     def prepare(self, numbers: Sequence[Mapping[str, float]]) -> None:
         """The numbers of the live requests changed (host side); a rule may skip what none of them needs."""
+
+    def modes(self) -> tuple[bool, ...]:
+        """What :meth:`prepare` decided: steps of other modes do other work."""
+        return ()
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether :meth:`see` does anything, so that the logits have to exist."""
+        return type(self).see is not Rule.see
 
     def see(self, state: State, cand: Candidates, logits: Tensor) -> None:
         """The candidates' logits [S, C, V] float32, for rules that need more than a draft; before :meth:`commit`."""

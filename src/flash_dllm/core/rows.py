@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flash_dllm.kernels.row_attention import Group
+
 from .select import leftmost
 from .state import State
-from .types import TRASH, Candidates, Group, Lanes, Rows
+from .types import TRASH, Candidates, Lanes, Rows
 from .visibility import full_like
 
 SWEEP_PAD = 32
@@ -96,7 +98,7 @@ def run_rows(
     by_total: dict[int, list[int]] = {}
     for slot in lanes.run:
         by_total.setdefault(lanes.total[slot], []).append(slot)
-    if state.device.type != "cpu" and len(by_total) > 1:
+    if not lanes.exact or (state.device.type != "cpu" and len(by_total) > 1):
         run = tuple(lanes.run)
         return rectangle(state, base, run, base + max(by_total), pos, valid, place=place, whole=True)
     return Rows.concat([
@@ -126,6 +128,19 @@ def predictor(pos: Tensor, shift: bool) -> Tensor:
     return (pos - 1).clamp_min(0) if shift else pos
 
 
+def lane_starts(state: State, rows: Rows) -> Tensor:
+    """Index of each slot's first row, [S] int64; that of some row for a slot without one."""
+    only = rows.groups[0] if len(rows.groups) == 1 else None
+    if only is not None and only.slots == tuple(range(len(only.slots))):
+        # A recorded step must not copy numbers from the host.
+        return state.slot_order.clamp_max(len(only.slots) - 1) * only.width
+    starts = [0] * state.slots
+    for group in rows.groups:
+        for lane, slot in enumerate(group.slots):
+            starts[slot] = group.start + lane * group.width
+    return torch.tensor(starts, device=state.device)
+
+
 def with_readers(
     state: State, base: int, rows: Rows, cand: Candidates, lanes: Lanes, shift: bool
 ) -> tuple[Rows, Tensor]:
@@ -141,13 +156,9 @@ def with_readers(
     if shift and lanes.run:
         missing = (reads < 0) & cand.valid
         readers = run_rows(state, base, lanes, at, missing, torch.full_like(at, TRASH))
-        starts = [0] * state.slots
-        for group in readers.groups:
-            for lane, slot in enumerate(group.slots):
-                starts[slot] = len(rows) + group.start + lane * group.width
-        first = torch.tensor(starts, device=state.device)[:, None]
+        first = len(rows) + lane_starts(state, readers)
         rows = Rows.concat([rows, readers])
-        reads = torch.where(missing, first + torch.arange(at.shape[1], device=state.device), reads)
+        reads = torch.where(missing, first[:, None] + torch.arange(at.shape[1], device=state.device), reads)
     return rows, reads.clamp_min(0)
 
 

@@ -8,7 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flash_dllm.kernels.head_confidence import HeadOut, HeadSpec, Sampling, confidence, head_logits
+from flash_dllm.kernels.head_confidence import (
+    HeadOut,
+    HeadSpec,
+    Sampling,
+    confidence,
+    head_confidence,
+    head_logits,
+)
 
 from .forward import Context, compact
 from .method import CachePolicy, Method, PassOut, Search, Second, Verifier
@@ -267,15 +274,18 @@ class Decoder:
         if self.hints.sampling and cand is not None:
             numbers = {k: state.num[k].repeat_interleave(rows_of) for k in ("temperature", "top_p", "top_k")}
             noise, pos, valid = self.noise, cand.pos, cand.valid
-            choose = None
+            choose = counter = None
             if isinstance(noise, TorchCPUNoise):
                 choose = partial(noise.choose, valid=valid)
+            elif isinstance(noise, CounterNoise):
+                counter = partial(noise.token_hashes, pos)
             sampling = Sampling(
                 **numbers,
                 uniform=partial(noise.per_token, pos),
                 categorical=rule.categorical,
                 filters=self.hints.filters,
                 choose=choose,
+                counter=counter,
             )
         return HeadSpec(
             vocabulary.n_tokens,
@@ -291,12 +301,15 @@ class Decoder:
     def _read(self, hidden: Tensor, cand: Candidates, lanes: Lanes) -> Draft:
         """Drafts of the candidates from their hidden states [S, C, d]."""
         shape = hidden.shape[:2]
-        spec = self._spec(shape[1], cand)
-        logits = head_logits(hidden.flatten(0, 1), self.ctx.model.head)
-        if lanes.partner:
-            logits = self._guide(logits.unflatten(0, shape), lanes).flatten(0, 1)
-        self.method.rule.see(self.state, cand, logits.view(*shape, -1))
-        out = confidence(logits, spec)
+        spec, rows = self._spec(shape[1], cand), hidden.flatten(0, 1)
+        if lanes.partner or self.method.rule.reads_logits:
+            logits = head_logits(rows, self.ctx.model.head)
+            if lanes.partner:
+                logits = self._guide(logits.unflatten(0, shape), lanes).flatten(0, 1)
+            self.method.rule.see(self.state, cand, logits.view(*shape, -1))
+            out = confidence(logits, spec)
+        else:
+            out = self._confidence(rows, spec)
         return Draft(*(t.view(shape) for t in (out.token, out.prob, out.measure)))
 
     def _guide(self, logits: Tensor, lanes: Lanes) -> Tensor:
@@ -308,7 +321,10 @@ class Decoder:
 
     def _head(self, hidden: Tensor, wanted: Tensor) -> HeadOut:
         spec = replace(self._spec(wanted.shape[1], None), wanted=wanted.flatten(), measure="prob")
-        return confidence(head_logits(hidden.flatten(0, 1), self.ctx.model.head), spec)
+        return self._confidence(hidden.flatten(0, 1), spec)
+
+    def _confidence(self, rows: Tensor, spec: HeadSpec) -> HeadOut:
+        return head_confidence(rows, self.ctx.model.head, spec, impl=self.ctx.kernels.head_confidence)
 
 
 def confidence_bound(prob: Tensor, take: Tensor) -> Tensor:

@@ -139,6 +139,7 @@ class Lanes:
         first: first masked position at admission, a number a slot; ``total``: canvas length, likewise.
         width: the most candidates that a slot may have in a step.
         partner: for a guided request, the slot of its unconditional canvas.
+        exact: ``total`` has each canvas's own length; else an upper bound, and only the device knows the length.
     """
 
     run: list[int]
@@ -147,6 +148,7 @@ class Lanes:
     total: list[int]
     width: int
     partner: dict[int, int] = field(default_factory=dict)
+    exact: bool = True
 
     @property
     def live(self) -> list[int]:

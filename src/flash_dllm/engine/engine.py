@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,9 +16,12 @@ from flash_dllm.core.noise import Noise
 from flash_dllm.core.state import State
 from flash_dllm.core.step import Decoder, StepRecord, Vocabulary
 from flash_dllm.core.types import MASKED, NEVER, Phase
+from flash_dllm.kernels.choice import Kernels
 from flash_dllm.models.layers import Model
 
+from .mirror import Mirror
 from .request import Finished, Request, RequestError
+from .runner import Runner
 from .scheduler import Scheduler
 
 Text = Callable[[list[int]], str]
@@ -49,6 +53,10 @@ class Engine:
         kv_dtype: of keys and values; default that of the model.
         noise: source of random numbers; the default does not depend on the batch.
         observer: called after each step (event log, live canvas).
+        kernels: how each op of a pass is done; None chooses by device.
+        enforce_eager: run steps op by op where a GPU would replay recorded ones.
+        late: read what a step did only after the next one was launched, so that the device never waits; default on
+            a CUDA GPU. A request then ends a step later, without another token, pass or row.
 
     Not thread-safe: one thread calls :meth:`add`, :meth:`step` and :meth:`abort`.
     """
@@ -65,6 +73,9 @@ class Engine:
         noise: Noise | None = None,
         observer: Observer | None = None,
         kv_dtype: torch.dtype | None = None,
+        kernels: Kernels | None = None,
+        enforce_eager: bool = False,
+        late: bool | None = None,
     ) -> None:
         self.model, self.method, self.vocabulary = model, method, vocabulary
         self.positions = positions or model.config.max_positions
@@ -72,9 +83,16 @@ class Engine:
         kv = KVCache.allocate(model.config, slots, self.positions, scratch, model.embed, kv_dtype)
         self.state = State(slots, self.positions, device=model.device)
         self.decoder = Decoder(
-            Context.build(model, kv, self.positions), self.state, method, vocabulary, noise
+            Context.build(model, kv, self.positions, kernels), self.state, method, vocabulary, noise
         )
+        self.runner = Runner.for_device(self.decoder, enforce_eager)
         self.scheduler = Scheduler(slots)
+        on_gpu = model.device.type == "cuda"
+        self.late = on_gpu if late is None else late
+        self._copies = on_gpu or self.late
+        self._spare: list[Mirror] = []
+        self._launched: deque[Mirror] = deque()
+        self._seen = Mirror(self.state, False)
         self.text, self.observer = text, observer
         self.totals = Totals()
 
@@ -156,6 +174,7 @@ class Engine:
         """
         for slot in self.scheduler.main_slots():
             self._release(slot)
+        self._launched.clear()
         kv = self.decoder.ctx.kv
         for tensor in (*kv.keys, *kv.values):
             tensor.zero_()
@@ -164,18 +183,45 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Seat what waits, run one step of every live slot, return what ended."""
+        """Seat what waits, run one step of every live slot, return what ended (if late: in the step before)."""
         for slot, request in self.scheduler.admit():
             self._seat(slot, request)
         if not self.scheduler.busy:
+            self._launched.clear()
             return []
         lanes = self.scheduler.lanes(self._width())
-        record = self.decoder.step(lanes)
+        record = self.runner.step(lanes)
         self.totals.steps += 1
         self.totals.passes += len(record.passes)
+        self._look(record)
         if self.observer is not None:
             self.observer(self, record)
-        return self._collect(record)
+        out: list[Finished] = []
+        # Whoever observes steps waits for them anyway.
+        while len(self._launched) > (1 if self.late and self.observer is None else 0):
+            mirror = self._launched.popleft()
+            mirror.wait()
+            self._seen = mirror
+            out += self._collect(mirror)
+            self._spare.append(mirror)
+        return out
+
+    def warm_up(self) -> Iterator[tuple[int, int]]:
+        """Record the steady steps of every number of slots (on a GPU); yields how many are done, and of how many.
+
+        Raises:
+            RuntimeError: a request is running.
+        """
+        if self.scheduler.busy:
+            raise RuntimeError("a running engine cannot be warmed up")
+        yield from self.runner.warm_up(self.method.schedule.width([self.positions], [self.positions]))
+
+    def _look(self, record: StepRecord) -> None:
+        """Start to copy what the step did."""
+        bad = (~record.draft.prob.isfinite() & record.cand.valid).any(1)
+        mirror = self._spare.pop(0) if len(self._spare) > 1 else Mirror(self.state, self._copies)
+        mirror.look(self.state, bad, self.scheduler.seated)
+        self._launched.append(mirror)
 
     def _seat(self, slot: int, request: Request) -> None:
         request.started = time.perf_counter()
@@ -201,17 +247,18 @@ class Engine:
         blocks = [int(r.canvas.numbers.get("block_length", 32)) for r in live]
         return self.method.schedule.width(lengths, blocks)
 
-    def _collect(self, record: StepRecord) -> list[Finished]:
-        state = self.state
-        bad = (~record.draft.prob.isfinite() & record.cand.valid).any(1)
-        status = torch.stack([state.phase, bad.long()]).tolist()
+    def _collect(self, mirror: Mirror) -> list[Finished]:
+        """End the requests that were over after the step of ``mirror``."""
+        bad, phase = mirror.bad.tolist(), mirror.phase.tolist()
         out: list[Finished] = []
         for slot in self.scheduler.main_slots():
-            if status[1][slot]:
+            if mirror.tenants[slot] is not self.scheduler.seated[slot]:
+                continue
+            if bad[slot]:
                 out.append(self._finish(slot, "error", None, "the model gave non-finite logits"))
             elif (cut := self._stop_string(slot)) is not None:
                 out.append(self._finish(slot, "stop", cut[1], end=cut[0]))
-            elif status[0][slot] == Phase.DONE:
+            elif phase[slot] == Phase.DONE:
                 out.append(self._finish(slot, "", None))
         return out
 
@@ -229,26 +276,40 @@ class Engine:
         return request.canvas.first + tokens_before(self.text, ids, at), stop
 
     def answer_prefix(self, slot: int) -> list[int]:
-        """Tokens from the first masked position up to the first one that is still MASK or a stop token."""
-        state = self.state
-        first, end = int(state.first[slot]), int(state.limit[slot])
-        open_ = (state.committed_at[slot, first:end] == MASKED).nonzero()
+        """Tokens from the first masked position up to the first one that is still MASK or a stop token.
+
+        They are those after the last step whose outcome :meth:`step` has read; none of a request that came in since.
+        """
+        request, seen = self.scheduler.seated[slot], self._seen
+        if request is None or not seen.tenants or seen.tenants[slot] is not request:
+            return []
+        first, end = request.canvas.first, self._length(request)
+        if request.canvas.numbers.get("stop_at_eos", True):
+            end = min(end, int(seen.stop_pos[slot]))
+        open_ = (seen.committed_at[slot, first:end] == MASKED).nonzero()
         if len(open_):
             end = first + int(open_[0])
-        ids: list[int] = state.ids[slot, first:end].tolist()
+        ids: list[int] = seen.ids[slot, first:end].tolist()
         return ids
+
+    @staticmethod
+    def _length(request: Request) -> int:
+        """Positions of a request's canvas without padding."""
+        return len(request.canvas.ids) - int(request.canvas.numbers.get("pad", 0))
 
     def _finish(
         self, slot: int, reason: str, stop: str | int | None, error: str | None = None, end: int | None = None
     ) -> Finished:
-        state, request = self.state, self.scheduler.seated[slot]
+        state, request = self._seen, self.scheduler.seated[slot]
         assert request is not None and request.started is not None
-        n = len(request.canvas.ids) - int(request.canvas.numbers.get("pad", 0))
+        n, numbers = self._length(request), request.canvas.numbers
         ids: list[int] = state.ids[slot, :n].tolist()
         stop_pos = int(state.stop_pos[slot])
         if not reason:
             # The reference preset ends at a stop token without the option: masks behind it are left.
-            ends = bool(state.num["stop_at_eos"][slot] | state.masked[slot, :n].any())
+            ends = bool(numbers.get("stop_at_eos", True)) or bool(
+                (state.committed_at[slot, :n] == MASKED).any()
+            )
             reason = "stop" if stop_pos < NEVER and ends else "length"
         if stop is None and reason == "stop":
             stop = ids[stop_pos]
@@ -271,7 +332,7 @@ class Engine:
             by_verify=int(state.by_verify[slot]),
             unbounded=int(state.unbounded[slot]),
             # A drawn token is no argmax, so the bounds say nothing about it.
-            assumes=None if float(state.num["temperature"][slot]) > 0 else self.method.certificate,
+            assumes=None if numbers.get("temperature", 0) > 0 else self.method.certificate,
             error=error,
             notes=self.method.rule.notes(slot),
         )

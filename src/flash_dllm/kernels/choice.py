@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import os
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.util import find_spec
 
@@ -32,6 +33,14 @@ class Kernels:
         return cls(**{field.name: impl for field in fields(cls)})
 
 
+def kernels_of(name: str) -> Kernels:
+    """The ops' implementations under one name: ``auto``, ``ref``, ``triton``, or ``fused`` (Triton, with the paper's
+    fused projection)."""
+    if name == "fused":
+        return replace(Kernels.all(TRITON), qkv_rope_write=name)
+    return Kernels.all(None if name == "auto" else name)
+
+
 @cache
 def has_triton() -> bool:
     """Triton can be imported (it exists for Linux only)."""
@@ -44,10 +53,26 @@ def choose(impl: str | None, x: Tensor, known: tuple[str, ...] = (REF, TRITON)) 
     Without a wish: Triton on a GPU in bf16, fp16 or fp32, else the definition.
 
     Raises:
-        ValueError: ``impl`` is not one of ``known``; the message names it.
+        ValueError: ``impl`` is not one of ``known``, or is a kernel that cannot run where ``x`` is; the message
+            names it.
     """
     if impl is None:
         return TRITON if x.is_cuda and x.dtype in DTYPES and has_triton() else REF
     if impl not in known:
         raise ValueError(f"kernel implementation {impl!r} is not known; one of {', '.join(known)}")
+    if impl != REF and not x.is_cuda and not _interprets():
+        raise ValueError(
+            f"kernel implementation {impl!r} needs a GPU; these tensors are on {x.device}: use {REF!r}"
+        )
     return impl
+
+
+def _interprets() -> bool:
+    """Triton runs kernels on the CPU, in its interpreter (for tests)."""
+    if not has_triton():
+        return False
+    try:
+        from triton import knobs
+    except ImportError:  # Triton 3.3
+        return os.environ.get("TRITON_INTERPRET") == "1"
+    return bool(knobs.runtime.interpret)

@@ -60,6 +60,9 @@ class Ranked(Rule):
     def prepare(self, numbers: Sequence[Mapping[str, float]]) -> None:
         self.noisy = any(n.get("alg_temp", 0) > 0 for n in numbers)
 
+    def modes(self) -> tuple[bool, ...]:
+        return (self.noisy,)
+
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
         key, temp = draft.confidence, state.num["alg_temp"][:, None]
         if self.noisy:

@@ -73,6 +73,7 @@ class FlashCache(CachePolicy):
         self.score_from = (2 if score_layers == "from-third" else 0) if track_by == "attention" else None
         self.refresh_every, self.refresh_on_drift = refresh_every, refresh_on_drift
         self.sync = refresh_every > 0 or refresh_on_drift > 0
+        self.steady = track >= 0 and not self.sync
         self._mean: Tensor | None = None
         self._drifted: Tensor | None = None
 

@@ -116,6 +116,8 @@ class ReferenceCache(FlashCache):
 
     def __init__(self, window: int, lookahead: int, track: int, eos_id: int) -> None:
         super().__init__(lookahead, track, score_layers="from-third")
+        # Its key lengths are kept on the host.
+        self.steady = False
         self.eos_id, self.window = eos_id, window
         self._keys: dict[int, int] = {}
         self.listed: Tensor | None = None

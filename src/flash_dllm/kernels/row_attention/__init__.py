@@ -8,10 +8,12 @@ from torch import Tensor
 from flash_dllm.kernels.choice import TRITON, choose
 
 from . import ref
-from .groups import Group
+from .groups import TABLES, Group
 from .ref import key_score, lane_keys, row_attention
 
-__all__ = ["Group", "ScoreSum", "attend_rows", "key_score", "lane_keys", "row_attention"]
+__all__ = ["Group", "ScoreSum", "attend_rows", "held_tables", "key_score", "lane_keys", "row_attention"]
+
+held_tables = TABLES.held
 
 
 class ScoreSum:
@@ -31,7 +33,8 @@ class ScoreSum:
         picked = q[self.reads.flatten()].unflatten(0, self.reads.shape).float()
         # A candidate that does not exist reads any row, perhaps that of a slot whose numbers are not finite.
         picked = picked.masked_fill(~self.flags[..., None, None], 0.0)
-        return picked.sum(1) / self.flags.sum(1).clamp_min(1)[:, None, None]
+        mean: Tensor = picked.sum(1) / self.flags.sum(1).clamp_min(1)[:, None, None]
+        return mean
 
     def add(self, q: Tensor, keys: Tensor) -> None:
         """Add one layer: queries [N, H, D], keys [S, P, Hkv, D]."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -51,11 +53,27 @@ class BlockTables:
 
     def __init__(self, keep: int = 256) -> None:
         self._keep = keep
-        self._tables: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+        self._tables: OrderedDict[tuple[tuple[Group, ...], int, torch.device], Tensor] = OrderedDict()
+        self._held: list[Tensor] | None = None
 
     def get(self, groups: tuple[Group, ...], rows: int, device: torch.device) -> Tensor:
         """The table of ``groups`` with blocks of ``rows`` rows."""
-        key = (groups, rows, device)
+        table = self._find((groups, rows, device))
+        if self._held is not None:
+            self._held.append(table)
+        return table
+
+    @contextmanager
+    def held(self) -> Iterator[list[Tensor]]:
+        """Collects the tables that are used meanwhile: a recorded launch needs them for as long as it lives."""
+        self._held = []
+        try:
+            yield self._held
+        finally:
+            self._held = None
+
+    def _find(self, key: tuple[tuple[Group, ...], int, torch.device]) -> Tensor:
+        groups, rows, device = key
         if key in self._tables:
             self._tables.move_to_end(key)
             return self._tables[key]

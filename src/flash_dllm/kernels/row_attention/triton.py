@@ -53,7 +53,8 @@ def _attend(
         begin, end = base, tl.load(ends + slot)
         ranks = m
     else:
-        begin, end = 0, tl.load(line + 3)
+        # Behind a canvas nothing is visible; its end is data, the table's is the longest canvas'.
+        begin, end = 0, tl.minimum(tl.load(line + 3), tl.load(ends + slot))
         ranks = tl.load(rank + row, mask=own, other=-1)
     span = tl.cdiv(tl.cdiv(end - begin, N), SPLITS) * N
     start = begin + split * span
@@ -269,4 +270,4 @@ def _launch(
 
 
 def _pad(dim: int) -> int:
-    return max(16, triton.next_power_of_2(dim))
+    return max(16, int(triton.next_power_of_2(dim)))

@@ -1,0 +1,72 @@
+"""What the host sees of a step: a copy of the state on the host, which may be read while the next step runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_dllm.core.state import State
+
+from .request import Request
+
+GRIDS = ("ids", "committed_at", "log_prob", "pass_at")
+LINES = (
+    "phase", "step", "nfe", "rows", "stop_pos", "bound", "by_confidence", "by_verify", "unbounded",
+)  # fmt: skip
+
+
+class Mirror:
+    """The state after one step.
+
+    On the CPU it is the state itself. Of a GPU it is a copy in pinned memory that is under way until :meth:`wait`
+    returns, so that reading it waits for its own step and not for those that were launched since.
+
+    Attributes:
+        tenants: who sat in each slot when the step was launched.
+        bad: [S] bool, the step's confidences were not finite.
+        ids, committed_at, log_prob, pass_at: [S, L], and the lines of :data:`LINES`, [S], as in the state.
+    """
+
+    ids: Tensor
+    committed_at: Tensor
+    log_prob: Tensor
+    pass_at: Tensor
+    phase: Tensor
+    step: Tensor
+    nfe: Tensor
+    rows: Tensor
+    stop_pos: Tensor
+    bound: Tensor
+    by_confidence: Tensor
+    by_verify: Tensor
+    unbounded: Tensor
+
+    def __init__(self, state: State, copies: bool) -> None:
+        self.tenants: list[Request | None] = []
+        self._copies = copies
+        self._done: torch.cuda.Event | None = None
+        pinned = state.device.type == "cuda"
+        for name in (*GRIDS, *LINES):
+            source: Tensor = getattr(state, name)
+            if copies:
+                source = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+            setattr(self, name, source)
+        self.bad = torch.empty(state.slots, dtype=torch.bool, pin_memory=pinned and copies)
+
+    def look(self, state: State, bad: Tensor, tenants: list[Request | None]) -> None:
+        """Start to copy the state as the work queued so far leaves it."""
+        self.tenants = list(tenants)
+        if not self._copies:
+            self.bad = bad
+            return
+        for name in (*GRIDS, *LINES):
+            getattr(self, name).copy_(getattr(state, name), non_blocking=True)
+        self.bad.copy_(bad, non_blocking=True)
+        if state.device.type == "cuda":
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def wait(self) -> None:
+        """Until the copy is there."""
+        if self._done is not None:
+            self._done.synchronize()

@@ -1,0 +1,152 @@
+"""Runs steps: op by op, or a steady step of a GPU as one CUDA graph.
+
+A step is steady where no slot sweeps and the cache policy's rows have one shape whatever the canvases hold
+(``CachePolicy.steady``). Row counts and key lengths are data on the device, so one graph for each number of slots
+serves every step: a slot that is free or done has only invalid rows. The number of slots is rounded up to a bucket;
+requests are seated in the lowest free slots, so a batch that shrinks moves to smaller graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from flash_dllm.core.step import Decoder, StepRecord
+from flash_dllm.core.types import Lanes
+from flash_dllm.kernels.row_attention import held_tables
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of slots that have a graph of their own; above them, multiples of the last."""
+
+
+class Tape(Protocol):
+    """A recorded step."""
+
+    def play(self) -> StepRecord:
+        """Run it again on the same tensors; the record's tensors are overwritten by the next one that plays."""
+
+
+Recorder = Callable[[Callable[[], StepRecord]], Tape]
+
+
+class CudaTape:
+    """A CUDA graph of a step.
+
+    Args:
+        step: launches the work. It ran before, so every kernel is compiled and every library has its workspace.
+        pool: memory that all graphs of an engine share; one plays at a time.
+    """
+
+    def __init__(self, step: Callable[[], StepRecord], pool: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with held_tables() as self._tables, torch.cuda.graph(self._graph, pool=pool):
+            self._record = step()
+
+    def play(self) -> StepRecord:
+        self._graph.replay()
+        return self._record
+
+
+def cuda_recorder() -> Recorder:
+    """Records CUDA graphs that share one pool of memory."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda step: CudaTape(step, pool)
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a graph is good for: slots 0 .. ``slots - 1``, and what the host decided for the step."""
+
+    slots: int
+    width: int
+    base: int
+    hints: tuple[bool, ...]
+
+
+class Runner:
+    """Runs the steps of a decoder.
+
+    Args:
+        record: makes a tape of a steady step; None runs everything op by op.
+
+    Attributes:
+        tapes: recorded steps.
+        played, eager: steps run either way.
+    """
+
+    def __init__(self, decoder: Decoder, record: Recorder | None) -> None:
+        self.decoder, self._record = decoder, record
+        self.tapes: dict[Key, Tape] = {}
+        self._seen: set[Key] = set()
+        self.played = self.eager = 0
+
+    @classmethod
+    def for_device(cls, decoder: Decoder, enforce_eager: bool) -> Runner:
+        """Graphs on a CUDA GPU, unless they are switched off."""
+        graphs = decoder.state.device.type == "cuda" and not enforce_eager
+        return cls(decoder, cuda_recorder() if graphs else None)
+
+    @property
+    def records(self) -> bool:
+        """Steady steps of this method are recorded."""
+        method = self.decoder.method
+        return self._record is not None and method.graphable and method.cache.steady
+
+    def step(self, lanes: Lanes) -> StepRecord:
+        """One step of the slots in ``lanes``."""
+        if not self.records or lanes.sweep or lanes.partner:
+            self.eager += 1
+            return self.decoder.step(lanes)
+        return self._steady(self._key(max(lanes.run) + 1, lanes.width))
+
+    def warm_up(self, width: int) -> Iterator[tuple[int, int]]:
+        """Record every bucket, the largest first; yields how many are done, and of how many.
+
+        No slot may be busy: the steps that run here change nothing then.
+        """
+        if not self.records:
+            return
+        sizes = sorted({bucket(n, self.decoder.state.slots) for n in (*BUCKETS, self.decoder.state.slots)})
+        for done, slots in enumerate(reversed(sizes), 1):
+            key = self._key(slots, width)
+            for _ in range(2):
+                self._steady(key)
+            yield done, len(sizes)
+
+    def _key(self, slots: int, width: int) -> Key:
+        hints = self.decoder.hints
+        return Key(
+            bucket(slots, self.decoder.state.slots), width, self.decoder.ctx.kv.base,
+            (hints.sampling, hints.filters, hints.suppress, *self.decoder.method.rule.modes()),
+        )  # fmt: skip
+
+    def _steady(self, key: Key) -> StepRecord:
+        state = self.decoder.state
+        # Lengths are upper bounds here; the device knows the true ones.
+        lanes = Lanes(
+            list(range(key.slots)),
+            [],
+            [0] * state.slots,
+            [state.positions] * state.slots,
+            key.width,
+            exact=False,
+        )
+        if key not in self._seen:
+            self._seen.add(key)
+            self.eager += 1
+            return self.decoder.step(lanes)
+        if key not in self.tapes:
+            assert self._record is not None
+            self.tapes[key] = self._record(lambda: self.decoder.step(lanes))
+        self.played += 1
+        return self.tapes[key].play()
+
+
+def bucket(slots: int, most: int) -> int:
+    """The number of slots that a graph for ``slots`` of ``most`` slots covers."""
+    last = BUCKETS[-1]
+    fitting = [n for n in BUCKETS if n >= slots]
+    return min(most, fitting[0] if fitting else -(-slots // last) * last)

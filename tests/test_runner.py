@@ -1,0 +1,177 @@
+"""Recorded steps and late reading give what plain steps give; on the CPU a tape runs its step again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flash_dllm.core.state import Canvas
+from flash_dllm.core.step import StepRecord, Vocabulary
+from flash_dllm.engine.engine import Engine
+from flash_dllm.engine.request import Finished, Request
+from flash_dllm.engine.runner import BUCKETS, Runner, bucket
+from flash_dllm.kernels.choice import Kernels
+from flash_dllm.methods import build_method
+from flash_dllm.models.config import SHAPES
+from flash_dllm.models.layers import Model, random_model
+
+FAMILIES = {"llada": "llada-tiny-gqa", "dream": "dream-tiny"}
+METHODS = [
+    ("flash", "threshold", {}), ("flash", "greedy", {}), ("flash", "branch", {"branches": 2}),
+    ("flash", "verify", {}), ("flash", "verify", {"views": "leak-free"}), ("flash", "verify", {"views": "branch"}),
+]  # fmt: skip
+
+
+class Again:
+    """Stands in for a CUDA graph where there is none: the same step with the same host numbers."""
+
+    def __init__(self, step: Callable[[], StepRecord]) -> None:
+        self.play = step
+
+
+def models(family: str) -> Model:
+    return random_model(SHAPES[FAMILIES[family]], seed=5)
+
+
+def engine(
+    model: Model, family: str, method: tuple[str, str, dict[str, Any]], slots: int = 3, **options: Any
+) -> Engine:
+    cache, decoding, extra = method
+    small = {"window": 4, "lookahead": 4, "track": 6}
+    if decoding == "verify":
+        small |= {"search": 2, "verify_rows": 8}
+    built = build_method(cache, decoding, family=family, **{**small, **extra})
+    mask = model.config.mask_id
+    assert mask is not None
+    vocabulary = Vocabulary(model.config.vocab_size, mask, model.config.eos_ids)
+    return Engine(model, built, vocabulary, slots=slots, positions=48, **options)
+
+
+def request(name: str, length: int, model: Model, **numbers: float) -> Request:
+    mask = model.config.mask_id
+    assert mask is not None
+    made = torch.Generator().manual_seed(length)
+    given = torch.randint(3, 400, (8 + length % 5,), generator=made).tolist()
+    ids = given + [mask] * length
+    masked = [False] * len(given) + [True] * length
+    return Request(
+        name, Canvas(ids, masked, model.config.eos_ids[:1], {"epsilon": 0.4, "steps": length, **numbers})
+    )
+
+
+def run(one: Engine, model: Model, **numbers: float) -> dict[str, Finished]:
+    for index, length in enumerate((20, 9, 30, 14, 5, 26, 11)):
+        one.add(request(f"r{index}", length, model, seed=index, **numbers))
+    done: dict[str, Finished] = {}
+    while not one.idle:
+        done |= {f.request.id: f for f in one.step()}
+    return done
+
+
+def facts(done: dict[str, Finished]) -> dict[str, tuple[Any, ...]]:
+    return {
+        name: (f.ids, f.end, f.reason, f.steps, f.nfe, f.rows, f.by_confidence, f.by_verify)
+        for name, f in done.items()
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: "-".join(map(str, (m[1], *m[2].values()))))
+def test_recorded_and_late_steps_change_nothing(family: str, method: tuple[str, str, dict[str, Any]]) -> None:
+    model = models(family)
+    plain = facts(run(engine(model, family, method), model))
+    assert len(plain) == 7
+    for late in (False, True):
+        one = engine(model, family, method, late=late)
+        one.runner = Runner(one.decoder, Again)
+        assert one.runner.records
+        assert facts(run(one, model)) == plain
+        assert one.runner.played > 10 and one.runner.eager > 3
+        assert set(one.runner.tapes) and all(key.slots in (1, 2, 3) for key in one.runner.tapes)
+
+
+def test_late_reading_works_for_methods_that_are_not_recorded() -> None:
+    model = models("llada")
+    for cache, decoding in (("none", "threshold"), ("dual", "threshold"), ("dllm-cache", "greedy")):
+        built = [
+            Engine(
+                model, build_method(cache, decoding, family="llada"), Vocabulary(model.config.vocab_size, 511),
+                slots=3, positions=48, late=late,
+            )
+            for late in (False, True)
+        ]  # fmt: skip
+        plain, late = (facts(run(one, model)) for one in built)
+        assert plain == late and len(plain) == 7
+
+
+def test_steps_of_other_modes_are_recorded_apart() -> None:
+    model = models("llada")
+    one = engine(model, "llada", METHODS[0])
+    one.runner = Runner(one.decoder, Again)
+    plain = facts(run(engine(model, "llada", METHODS[0]), model, temperature=0.8))
+    run(one, model)
+    before = len(one.runner.tapes)
+    assert facts(run(one, model, temperature=0.8)) == plain
+    assert len(one.runner.tapes) > before
+
+
+def test_warm_up_records_every_bucket_and_changes_nothing() -> None:
+    model = models("llada")
+    one = engine(model, "llada", METHODS[3], slots=6)
+    one.runner = Runner(one.decoder, Again)
+    assert list(one.warm_up()) == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert {key.slots for key in one.runner.tapes} == {1, 2, 4, 6}
+    tapes = dict(one.runner.tapes)
+    plain = facts(run(engine(model, "llada", METHODS[3], slots=6), model))
+    assert facts(run(one, model)) == plain
+    assert one.runner.tapes == tapes
+    one.add(request("late", 9, model))
+    one.step()
+    with pytest.raises(RuntimeError, match="warmed up"):
+        list(one.warm_up())
+
+
+def test_a_method_that_sweeps_is_not_recorded() -> None:
+    model = models("llada")
+    for method in (("none", "threshold", {}), ("dual", "threshold", {})):
+        built = build_method(*method[:2], family="llada")
+        one = Engine(model, built, Vocabulary(512, 511), positions=48)
+        assert not Runner(one.decoder, Again).records
+    assert not engine(model, "llada", ("flash", "threshold", {"track": -1})).runner.records
+
+
+def test_buckets() -> None:
+    assert [bucket(n, 40) for n in (1, 3, 9, 17, 25, 33, 40)] == [1, 4, 16, 24, 32, 40, 40]
+    assert bucket(300, 4096) == 512 and BUCKETS[-1] == 256
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernels_decide_as_the_definitions_do(family: str) -> None:
+    """Whole requests through Triton (its interpreter on the CPU), in float32, token for token."""
+    model = models(family)
+    for method in (METHODS[0], METHODS[3]):
+        answers = []
+        for impl in ("ref", "triton"):
+            one = engine(model, family, method, slots=2, kernels=Kernels.all(impl))
+            for index, length in enumerate((5, 2)):
+                one.add(request(f"r{index}", length, model))
+            done: dict[str, Finished] = {}
+            while not one.idle:
+                done |= {f.request.id: f for f in one.step()}
+            answers.append(facts(done))
+        assert answers[0] == answers[1] and len(answers[0]) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: "-".join(map(str, (m[1], *m[2].values()))))
+def test_cuda_graphs_change_nothing(family: str, method: tuple[str, str, dict[str, Any]]) -> None:
+    model = models(family).to("cuda")
+    plain = facts(run(engine(model, family, method, enforce_eager=True, late=False), model))
+    one = engine(model, family, method)
+    list(one.warm_up())
+    assert facts(run(one, model)) == plain
+    assert one.runner.played > 10
