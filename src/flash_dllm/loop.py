@@ -21,7 +21,7 @@ class Loop:
         finished: canvases that ended and that nobody has collected yet.
         seen: steps of the watched requests, likewise.
         tracer: where steps are logged, or None.
-        meter: called after each step with what the host knows of it and its seconds, or None.
+        meter: called after each step with its record and seconds, or None; it must not read the record's tensors.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -70,8 +70,12 @@ class Loop:
         """One step of the engine."""
         self._began = time.perf_counter()
         # Looking at a step copies it to the host, so nobody looks unless asked to.
-        self.engine.observer = self._look if self.seen or self.tracer or self.meter else None
-        for done in self.engine.step():
+        self.engine.observer = self._look if self.seen or self.tracer else None
+        steps = self.engine.totals.steps
+        ended = self.engine.step()
+        if self.meter is not None and self.engine.last is not None and self.engine.totals.steps > steps:
+            self.meter(self.engine.last, time.perf_counter() - self._began)
+        for done in ended:
             self.finished[done.request.id] = done
             if self.tracer is not None:
                 self.tracer.end(
@@ -80,10 +84,6 @@ class Loop:
                 )  # fmt: skip
 
     def _look(self, engine: Engine, record: StepRecord) -> None:
-        if self.meter is not None:
-            self.meter(record, time.perf_counter() - self._began)
-        if not self.seen and self.tracer is None:
-            return
         steps = slot_steps(engine, record)
         ms = 1000 * (time.perf_counter() - self._began)
         for step in steps:

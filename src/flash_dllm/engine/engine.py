@@ -95,6 +95,7 @@ class Engine:
         self._seen = Mirror(self.state, False)
         self.text, self.observer = text, observer
         self.totals = Totals()
+        self.last: StepRecord | None = None
 
     @property
     def slots(self) -> int:
@@ -193,6 +194,7 @@ class Engine:
         record = self.runner.step(lanes)
         self.totals.steps += 1
         self.totals.passes += len(record.passes)
+        self.last = record
         self._look(record)
         if self.observer is not None:
             self.observer(self, record)
