@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "flash_dllm"
-SURFACE = {"llm", "tensor_parallel", "loading", "requests", "results", "options", "loop", "stream", "infill", "progress"}
+SURFACE = {
+    "llm", "tensor_parallel", "loading", "requests", "results", "options", "loop", "stream", "infill", "progress",
+}  # fmt: skip
 CONSUMERS = {"serve", "eval", "bench", "web", "scale"}
 LEAVES = {"params", "outputs", "trace", "errors"}
 ALLOWED = {

@@ -231,13 +231,9 @@ def test_a_request_with_non_finite_logits_fails_alone(golden_dir: Path, cache: s
 
 def test_state_of_a_pass_is_finite_beside_a_failing_slot(golden_dir: Path) -> None:
     """The attention score of a slot with few candidates does not read its neighbour's rows."""
-    from flash_dllm.core.forward import mean_query
-    from flash_dllm.core.types import Plan, Rows, View
+    from flash_dllm.kernels.row_attention import ScoreSum
 
-    nothing = torch.zeros(0)
-    rows = Rows(nothing, nothing, nothing, nothing, nothing, nothing, [])
     q = torch.full((3, 2, 4), float("nan"))
     q[1:] = 1.0
-    scored = torch.tensor([[True, False]])
-    plan = Plan(rows, View(nothing, nothing), torch.tensor([[1, 0]]), scored)
-    assert bool(mean_query(q, plan).isfinite().all())
+    score = ScoreSum(torch.tensor([[1, 0]]), torch.tensor([[True, False]]), 0)
+    assert bool(score.mean_query(q).isfinite().all())
