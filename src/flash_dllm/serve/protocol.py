@@ -34,6 +34,14 @@ class Strictly(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, data: Any) -> Any:
+        """In JSON 2.0 is an integer like 2; some clients know no other numbers."""
+        if not isinstance(data, dict):
+            return data
+        return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in data.items()}
+
 
 def _field(name: str) -> tuple[Any, Any]:
     """An option of SamplingParams as a field that may be left out or null; its bounds come along."""
