@@ -39,3 +39,18 @@ def interpreter() -> None:
         return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view("uint16"), tl.bfloat16)
 
     builder.create_dot, builder.cast_impl = create_dot, cast_impl
+
+
+@pytest.fixture
+def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh uninitialised tensors hold NaN, so that what a kernel leaves unwritten shows."""
+    import torch
+
+    plain = torch.empty
+
+    def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out = plain(*args, **kwargs)
+        return out.fill_(float("nan") if out.is_floating_point() else 2**30)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch, "empty_like", lambda t: empty(t.shape, dtype=t.dtype, device=t.device))

@@ -13,9 +13,11 @@ from flash_dllm.kernels.qkv_rope_write import qkv_rope_write
 from flash_dllm.kernels.rms_norm import rms_norm
 from flash_dllm.kernels.row_attention import ScoreSum, attend_rows
 from flash_dllm.kernels.silu_mul import silu_mul
+from flash_dllm.models.inspection import SLAB
 from flash_dllm.models.layers import LayerWeights, Model, rope_tables
 
 from .cache import KVCache
+from .slabs import slabs
 from .types import Feedback, Plan, Rows, View
 
 
@@ -27,6 +29,7 @@ class Context:
     kv: KVCache
     tables: tuple[Tensor, Tensor]
     kernels: Kernels = field(default_factory=Kernels)
+    slab: int = SLAB
 
     @classmethod
     def build(cls, model: Model, kv: KVCache, positions: int, kernels: Kernels | None = None) -> Context:
@@ -74,6 +77,8 @@ def feed_forward(ctx: Context, layer: LayerWeights, h: Tensor) -> Tensor:
 def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback:
     """Run the rows of ``plan`` through every layer; their keys and values replace those in the cache.
 
+    A pass of more rows than ``ctx.slab`` goes through in parts, some slots after others.
+
     Args:
         ctx: weights and cache.
         plan: rows, visibility and reads.
@@ -82,6 +87,21 @@ def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback
     Returns:
         Final normed hidden states of the read rows, [S, C, d], and the score of every position, [S, L] float32.
     """
+    parts = slabs(plan, ctx.slab)
+    outs = [_layers(ctx, part.plan, score_from) for part in parts]
+    hidden, total = outs[0]
+    for part, (more, score) in zip(parts[1:], outs[1:], strict=True):
+        hidden[part.first : part.stop] = more[part.first : part.stop]
+        if total is not None and score is not None:
+            total[part.first : part.stop] = score[part.first : part.stop]
+    if total is not None and ctx.model.ranks is not None:
+        # Each rank has the mean over its own heads.
+        total = ctx.model.ranks.sum(total) / ctx.model.ranks.size
+    return Feedback(hidden, total)
+
+
+def _layers(ctx: Context, plan: Plan, score_from: int | None) -> tuple[Tensor, Tensor | None]:
+    """All layers over the rows of a plan: hidden states of the reads [S, C, d], and this rank's score [S, L]."""
     rows = plan.rows
     x = F.embedding(rows.token, ctx.model.embed)
     angles, target = ctx.angles(rows.pos), (rows.slot, rows.place)
@@ -97,11 +117,7 @@ def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback
         delta = linear(attend(ctx, q, kv, rows, plan.view, score if counts else None), layer.wo)
         h, x = normed(ctx, x, layer.ffn_norm, delta)
         delta = feed_forward(ctx, layer, h)
-    total = score.total if score else None
-    if total is not None and ctx.model.ranks is not None:
-        # Each rank has the mean over its own heads.
-        total = ctx.model.ranks.sum(total) / ctx.model.ranks.size
     reads = plan.reads.flatten()
     assert delta is not None
     hidden, _ = normed(ctx, x[reads], ctx.model.norm, delta[reads])
-    return Feedback(hidden.unflatten(0, plan.reads.shape), total)
+    return hidden.unflatten(0, plan.reads.shape), score.total if score else None

@@ -109,11 +109,11 @@ def confidence(logits: Tensor, spec: HeadSpec) -> HeadOut:
         logits: [M, V] float32, or the columns of ``spec.shard``.
         spec: see :class:`HeadSpec`.
     """
+    check(spec)
     if spec.shard is not None:
         from .sharded import sharded_confidence
 
         return sharded_confidence(logits, spec, spec.shard)
-    check(spec)
     for_confidence = logits
     if spec.suppress is not None:
         logits = without(logits, spec.eos_ids, spec.suppress == 1)

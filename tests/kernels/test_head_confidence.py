@@ -1,0 +1,278 @@
+"""The LM head with its reductions inside: the Triton kernel against float64, wherever it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flash_dllm.core.noise import CounterNoise, counter_uniform
+from flash_dllm.kernels.head_confidence import HeadOut, HeadSpec, Sampling, confidence, fused, head_confidence
+from flash_dllm.kernels.head_confidence import triton as kernel
+from flash_dllm.kernels.head_confidence.tiles import Tile
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAN = float("nan")
+MEASURES = ["prob", "margin", "neg_entropy"]
+SMALL_TILES = [
+    Tile(16, 64, 32, 4, 2, swap=True),
+    Tile(32, 64, 32, 4, 2, persistent=1),
+    Tile(16, 64, 16, 4, 2, descriptor=True, parts=2, persistent=1),
+    Tile(16, 64, 32, 4, 2, swap=True, descriptor=True, persistent=1, flat=True),
+    Tile(64, 128, 32, 4, 2, parts=4, descriptor=True),
+]
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_outputs"),
+    # numpy, in the interpreter, says so when it meets the numbers that these tests are about.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+def matrices(
+    rows: int, vocab: int, depth: int, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Rows and a head whose logits have a standard deviation of about 3."""
+    made = torch.Generator().manual_seed(seed)
+    h = torch.randn((rows, depth), generator=made)
+    weight = torch.randn((vocab, depth), generator=made) * 3 / math.sqrt(depth)
+    return h.to(DEVICE, dtype), weight.to(DEVICE, dtype)
+
+
+def sampling(rows: int, categorical: bool, seed: int = 7, **more: Any) -> Sampling:
+    """Counter-based sampling at temperatures from 0 to 1.5."""
+    noise, pos = CounterNoise(), torch.arange(rows, device=DEVICE)[None] * 3
+    noise.begin(torch.tensor([seed], device=DEVICE), torch.tensor([2**33 + 5], device=DEVICE), 4 * rows)
+    warm = torch.linspace(1.5, 0, rows)
+    fields: dict[str, Any] = {
+        "uniform": partial(noise.per_token, pos),
+        "filters": False,
+        "counter": partial(noise.token_hashes, pos),
+        **more,
+    }
+    ones = torch.ones(rows, device=DEVICE)
+    return Sampling(warm.to(DEVICE), ones, ones.long() * 0, categorical=categorical, **fields)
+
+
+def check(h: Tensor, weight: Tensor, spec: HeadSpec, run: Callable[[], HeadOut]) -> None:
+    """The kernel is as near to float64 as the plain computation in the same dtype, times two."""
+    exact_logits = h.double() @ weight.double().T
+    out, plain, exact = run(), head_confidence(h, weight, spec, impl="ref"), confidence(exact_logits, spec)
+    assert out.token.dtype == torch.int64 and out.prob.dtype == out.measure.dtype == torch.float32
+    # Of two tokens that are equal but for rounding, either may win; their probabilities are then equal too.
+    same = out.token == exact.token
+    if spec.sampling is None:
+        gap = (exact_logits.gather(1, exact.token[:, None]) - exact_logits.gather(1, out.token[:, None]))[
+            :, 0
+        ]
+        assert (gap <= 1e-5 * exact_logits.abs().amax(1)).all()
+    assert same.float().mean() >= 0.9
+    for name in ("prob", "measure", "prob_wanted"):
+        mine, theirs, right = (getattr(o, name) for o in (out, plain, exact))
+        assert (mine is None) == (right is None)
+        if right is None:
+            continue
+        error = (mine.double() - right.double()).abs()[same]
+        bound = 2 * (theirs.double() - right.double()).abs().max() + 4 * torch.finfo(torch.float32).eps
+        # The sum of p log p is as large as the logarithm of the vocabulary, and adds 1e-10 to each p.
+        slack = 2e-5 if name == "measure" and spec.measure == "neg_entropy" else 2e-6
+        assert error.max() <= bound + slack, name
+
+
+def spec_for(rows: int, vocab: int, measure: str, ask: str, sample: str, seed: int) -> HeadSpec:
+    made = torch.Generator().manual_seed(seed)
+    suppress = wanted = None
+    if "suppress" in ask:
+        suppress = (torch.arange(rows) % 4).to(DEVICE)
+    if "wanted" in ask:
+        wanted = torch.randint(0, vocab, (rows,), generator=made).to(DEVICE)
+    drawn = None if sample == "argmax" else sampling(rows, sample == "categorical", seed=seed)
+    return HeadSpec(max(2, vocab - 3), 1, measure, suppress, (0, vocab // 2), (vocab // 2, 4), drawn, wanted)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([1, 2, 15, 16, 17, 33]), st.sampled_from([6, 63, 64, 65, 200, 517]),
+    st.sampled_from([8, 40, 64, 75]),
+    st.sampled_from(MEASURES), st.sampled_from(["", "suppress", "wanted", "suppress wanted"]),
+    st.sampled_from(["argmax", "gumbel", "categorical"]), st.sampled_from(SMALL_TILES),
+    st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 99),
+)  # fmt: skip
+def test_kernel_does_what_the_definition_does(
+    rows: int,
+    vocab: int,
+    depth: int,
+    measure: str,
+    ask: str,
+    sample: str,
+    tile: Tile,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    h, weight = matrices(rows, vocab, depth, dtype, seed)
+    spec = spec_for(rows, vocab, measure, ask, sample, seed)
+    check(h, weight, spec, lambda: kernel.head_confidence(h, weight, spec, tile))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("impl", ["triton", "invariant"])
+@pytest.mark.parametrize("rows", [1, 17, 50])
+def test_the_tiles_that_it_chooses(rows: int, impl: str, dtype: torch.dtype) -> None:
+    h, weight = matrices(rows, 600, 75, dtype)
+    spec = spec_for(rows, 600, "margin", "suppress wanted", "argmax", 0)
+    check(h, weight, spec, lambda: head_confidence(h, weight, spec, impl=impl))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("vocab", "depth"), [(126_464, 4096), (152_064, 3584)])
+@pytest.mark.parametrize("rows", [1, 16, 17, 128, 512])
+@pytest.mark.parametrize("sample", ["argmax", "gumbel", "categorical"])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_real_sizes(rows: int, vocab: int, depth: int, sample: str, measure: str) -> None:
+    h, weight = matrices(rows, vocab, depth, torch.bfloat16)
+    spec = spec_for(rows, vocab, measure, "suppress wanted", sample, 1)
+    check(h, weight, spec, lambda: head_confidence(h, weight, spec, impl="triton"))
+
+
+@pytest.mark.gpu
+def test_the_invariant_tile_gives_a_row_the_same_bits_in_any_batch() -> None:
+    h, weight = matrices(200, 126_464, 4096, torch.bfloat16)
+    spec = HeadSpec(126_349, 126_336)
+    whole = head_confidence(h, weight, spec, impl="invariant")
+    for rows in (1, 16, 63, 130):
+        part = head_confidence(h[-rows:], weight, spec, impl="invariant")
+        assert torch.equal(part.prob, whole.prob[-rows:]) and torch.equal(part.token, whole.token[-rows:])
+
+
+@pytest.mark.gpu
+def test_logits_are_never_held() -> None:
+    h, weight = matrices(512, 126_464, 4096, torch.bfloat16)
+    spec = HeadSpec(126_349, 126_336)
+    head_confidence(h, weight, spec, impl="triton")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    head_confidence(h, weight, spec, impl="triton")
+    assert torch.cuda.max_memory_allocated() - before < 512 * 126_464 // 2
+
+
+@pytest.mark.parametrize("tile", SMALL_TILES, ids=str)
+def test_ties_go_to_the_lower_id(tile: Tile) -> None:
+    h = torch.ones(3, 16, device=DEVICE)
+    weight = torch.zeros(300, 16, device=DEVICE)
+    weight[[41, 43, 130, 299]] = 1.0
+    spec = HeadSpec(300, 41, "margin")
+    out = kernel.head_confidence(h, weight, spec, tile)
+    assert out.token.tolist() == [43] * 3
+    assert out.measure.tolist() == [0.0] * 3
+
+
+def test_banned_ids_keep_their_mass_and_are_never_chosen() -> None:
+    h, weight = matrices(9, 130, 24)
+    weight[5] = 2 * h.mean(0)
+    weight[120:] = h[:1] * 3
+    spec = HeadSpec(120, 5)
+    out = head_confidence(h, weight, spec, impl="triton")
+    probs = (h.double() @ weight.double().T).softmax(-1)
+    assert not ((out.token == 5) | (out.token >= 120)).any()
+    assert torch.allclose(out.prob.double(), probs.gather(1, out.token[:, None])[:, 0], atol=1e-6)
+    assert out.prob[0] < 1e-3
+
+
+def test_logits_far_apart_neither_overflow_nor_vanish() -> None:
+    h = torch.ones(1, 16, device=DEVICE)
+    weight = torch.zeros(150, 16, device=DEVICE)
+    weight[0], weight[3], weight[149] = 50.0, 49.95, -500.0
+    for measure in MEASURES:
+        spec = HeadSpec(150, 0, measure)
+        check(h, weight, spec, lambda spec=spec: head_confidence(h, weight, spec, impl="triton"))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("sample", ["argmax", "gumbel", "categorical"])
+def test_a_row_that_is_not_finite_shows_and_stays_alone(bad: float, measure: str, sample: str) -> None:
+    h, weight = matrices(5, 200, 16)
+    h[2, 3] = bad
+    spec = spec_for(5, 200, measure, "wanted", sample, 3)
+    out = head_confidence(h, weight, spec, impl="triton")
+    assert not out.prob[2].isfinite()
+    others = [0, 1, 3, 4]
+    assert out.prob[others].isfinite().all() and out.measure[others].isfinite().all()
+    assert ((out.token >= 0) & (out.token < 200)).all()
+
+
+def test_one_logit_that_is_not_a_number_shows_even_at_a_banned_id() -> None:
+    h, weight = matrices(4, 200, 16)
+    weight[1] = NAN
+    assert not head_confidence(h, weight, HeadSpec(190, 1), impl="triton").prob.isfinite().any()
+    weight[1], weight[199] = 0.0, NAN
+    assert not head_confidence(h, weight, HeadSpec(190, 1), impl="triton").prob.isfinite().any()
+
+
+@settings(max_examples=15)
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40), st.integers(0, 2**31 - 1))
+def test_noise_is_that_of_the_definition(seed: int, step: int, place: int) -> None:
+    """With equal logits the noise alone decides: the kernel's argmax is that of the uniform numbers."""
+    vocab = 150
+    noise, pos = CounterNoise(), torch.tensor([[place, 0, 7]], device=DEVICE)
+    noise.begin(torch.tensor([seed], device=DEVICE), torch.tensor([step], device=DEVICE), 1)
+    one = torch.ones(3, device=DEVICE)
+    drawn = Sampling(
+        one, one, one.long() * 0, partial(noise.per_token, pos), filters=False,
+        counter=partial(noise.token_hashes, pos),
+    )  # fmt: skip
+    h, weight = torch.zeros(3, 16, device=DEVICE), torch.zeros(vocab, 16, device=DEVICE)
+    out = head_confidence(h, weight, HeadSpec(vocab, vocab, sampling=drawn), impl="triton")
+    index = torch.arange(1, vocab + 1, device=DEVICE)
+    words = (torch.full_like(index, word)[None] for word in (seed, step))
+    uniform = counter_uniform(*words, pos[0][:, None], index[None])
+    assert torch.equal(out.token, uniform.argmax(1))
+
+
+def test_what_the_kernel_does_not_know_runs_on_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    h, weight = matrices(4, 50, 16)
+    plain = sampling(4, False)
+    known = HeadSpec(50, 1, sampling=plain)
+    assert fused(known) and fused(HeadSpec(50, 1))
+    unknown = [
+        HeadSpec(50, 1, sampling=sampling(4, False, filters=True)),
+        HeadSpec(50, 1, sampling=sampling(4, True, choose=lambda p: p.argmax(-1))),
+        HeadSpec(50, 1, sampling=sampling(4, False, counter=None)),
+    ]
+
+    def never(*args: Any, **kwargs: Any) -> HeadOut:
+        raise AssertionError("the kernel ran")
+
+    monkeypatch.setattr(kernel, "head_confidence", never)
+    for spec in unknown:
+        assert not fused(spec)
+        out, expected = (head_confidence(h, weight, spec, impl=impl) for impl in ("triton", "ref"))
+        assert torch.equal(out.token, expected.token) and torch.equal(out.prob, expected.prob)
+    with pytest.raises(AssertionError, match="the kernel ran"):
+        head_confidence(h, weight, known, impl="triton")
+
+
+def test_empty_and_wrong_asks() -> None:
+    h, weight = matrices(4, 50, 16)
+    assert head_confidence(h[:0], weight, HeadSpec(50, 1), impl="triton").token.shape == (0,)
+    with pytest.raises(ValueError, match="'luck'"):
+        head_confidence(h, weight, HeadSpec(50, 1, "luck"), impl="triton")
+    with pytest.raises(ValueError, match=r"'fast'.*ref, triton, invariant"):
+        head_confidence(h, weight, HeadSpec(50, 1), impl="fast")
+
+
+def test_strided_rows_are_read_where_they_lie() -> None:
+    h, weight = matrices(12, 100, 32)
+    wide = torch.full((12, 2, 32), NAN, device=DEVICE)
+    wide[:, 1] = h
+    spec = HeadSpec(100, 1)
+    out = head_confidence(wide[:, 1], weight, spec, impl="triton")
+    assert torch.equal(out.token, head_confidence(h, weight, spec, impl="triton").token)
+    check(h, weight, spec, lambda: out)
