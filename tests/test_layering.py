@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "flash_dllm"
 SURFACE = {
     "llm", "tensor_parallel", "loading", "requests", "results", "options", "loop", "stream", "infill", "progress",
+    "memory",
 }  # fmt: skip
 CONSUMERS = {"serve", "eval", "bench", "web", "scale"}
 LEAVES = {"params", "outputs", "trace", "errors"}
@@ -19,6 +20,7 @@ ALLOWED = {
     "trace": set(),
     "errors": set(),
     "progress": set(),
+    "memory": {"models", "errors"},
     "infill": {"errors"},
     "kernels": {"errors"},
     "models": {"kernels", "errors"},
@@ -26,13 +28,13 @@ ALLOWED = {
     "methods": {"core", "kernels", "models", "errors"},
     "engine": {"core", "methods", "kernels", "models", "errors"},
     **{
-        name: {"engine", "methods", "core", "models", "parallel", "quant", *SURFACE, *LEAVES}
+        name: {"engine", "methods", "core", "models", "kernels", "parallel", "quant", *SURFACE, *LEAVES}
         for name in ("llm", "tensor_parallel", "loading", "requests", "results", "options", "loop", "stream")
     },
     "train": {"models", "kernels", "errors"},
     "parallel": {"models", "kernels", "errors"},
     "quant": {"models", "kernels", "errors"},
-    "cli": {"engine", "methods", "models", "train", "core", *CONSUMERS, *SURFACE, *LEAVES},
+    "cli": {"engine", "methods", "models", "train", "core", "kernels", *CONSUMERS, *SURFACE, *LEAVES},
 }
 
 

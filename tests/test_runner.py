@@ -175,3 +175,21 @@ def test_cuda_graphs_change_nothing(family: str, method: tuple[str, str, dict[st
     list(one.warm_up())
     assert facts(run(one, model)) == plain
     assert one.runner.played > 10
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", [*METHODS, ("none", "verify", None), ("none", "threshold", None)], ids=str)
+def test_a_pass_in_parts_is_the_same_pass(family: str, method: tuple[str, str, dict[str, Any]]) -> None:
+    model = models(family)
+
+    def answers(slab: int) -> dict[str, tuple[Any, ...]]:
+        if method[2] is None:
+            built = build_method(*method[:2], family=family)
+            one = Engine(model, built, Vocabulary(512, 511, model.config.eos_ids), slots=3, positions=48)
+        else:
+            one = engine(model, family, method)
+        one.decoder.ctx.slab = slab
+        return facts(run(one, model))
+
+    plain = answers(10**6)
+    assert answers(60) == plain and answers(1) == plain

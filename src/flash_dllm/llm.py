@@ -20,6 +20,7 @@ from flash_dllm.infill import Template
 from flash_dllm.kernels.choice import kernels_of
 from flash_dllm.loading import Loaded, load, with_guide
 from flash_dllm.loop import Loop
+from flash_dllm.memory import Need, Room, choose_slots
 from flash_dllm.methods import CACHES, build_method
 from flash_dllm.methods.presets import build_preset
 from flash_dllm.models.config import ModelConfig, ModelError
@@ -34,8 +35,10 @@ from flash_dllm.trace import TraceWriter
 
 LONGEST = 4096
 """Positions of a slot by default, where the model allows as many."""
-SLOTS = {"cpu": 4, "cuda": 8, "mps": 4}
-"""Slots by default, by kind of device."""
+SCRATCH = 96
+"""Key places beside a canvas for the views of the methods that need most, more or less."""
+SLOTS = 4
+"""Slots by default where memory is not planned (CPU, MPS)."""
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -43,6 +46,31 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 def default_method(config: ModelConfig, max_num_seqs: int) -> tuple[str, str]:
     """Cache and decoding where none is named."""
     return "none", "threshold"
+
+
+def longest_canvas(config: ModelConfig, args: EngineArgs) -> int:
+    """Positions of a slot.
+
+    Raises:
+        ModelError: more than the model has.
+    """
+    length = args.max_model_len or min(config.max_positions, LONGEST)
+    if length > config.max_positions:
+        raise ModelError(f"max_model_len={length} is more than the model's {config.max_positions}")
+    return length
+
+
+def max_slots(loaded: Loaded, args: EngineArgs) -> int:
+    """Slots of an engine on weights that are already ``loaded``.
+
+    Raises:
+        ModelError: they do not fit on the GPU; the message says what would.
+    """
+    model, length = loaded.model, longest_canvas(loaded.config, args)
+    kv_dtype = torch.float8_e4m3fn if args.kv_cache_dtype == "fp8" else model.dtype
+    need = Need.of(model.config, model.dtype, kv_dtype, length + SCRATCH)
+    room = Room.of(model.device, args.gpu_memory_utilization)
+    return choose_slots(args.max_num_seqs, need, room, SLOTS, length)
 
 
 class LLM:
@@ -59,7 +87,8 @@ class LLM:
             ``torchrun`` started all of them; then this call returns on rank 0 only.
         kernels: how the ops of a pass are done: ``auto``, ``ref``, ``triton`` or ``fused`` (docs/performance.md).
         enforce_eager: no CUDA graphs.
-        max_num_seqs: canvases decoded at the same time; default 4 on the CPU, 8 on a GPU.
+        gpu_memory_utilization: share of the GPU's memory that weights, keys and values may take.
+        max_num_seqs: canvases decoded at the same time; default 4 on the CPU, on a GPU as many as fit, up to 32.
         max_model_len: longest canvas; default the model's own, at most 4096.
         preset: named settings.
         revision: of a hub id.
@@ -86,6 +115,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         kernels: str = "auto",
         enforce_eager: bool = False,
+        gpu_memory_utilization: float = 0.9,
         max_num_seqs: int | None = None,
         max_model_len: int | None = None,
         preset: str | None = None,
@@ -98,6 +128,7 @@ class LLM:
             "model": str(model), "cache": cache, "decoding": decoding, "dtype": dtype, "device": device,
             "quantization": quantization, "kv_cache_dtype": kv_cache_dtype,
             "tensor_parallel_size": tensor_parallel_size, "kernels": kernels, "enforce_eager": enforce_eager,
+            "gpu_memory_utilization": gpu_memory_utilization,
             "max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "preset": preset,
             "revision": revision, "chat_template": None if chat_template is None else str(chat_template),
             "seed": seed, "options": method_options,
@@ -123,12 +154,8 @@ class LLM:
         config = loaded.config
         assert config.mask_id is not None
         self.loaded, self.args = loaded, args
-        self.max_num_seqs = args.max_num_seqs or SLOTS.get(loaded.model.device.type, 4)
-        self.max_model_len = args.max_model_len or min(config.max_positions, LONGEST)
-        if self.max_model_len > config.max_positions:
-            raise ModelError(
-                f"max_model_len={self.max_model_len} is more than the model's {config.max_positions}"
-            )
+        self.max_model_len = longest_canvas(config, args)
+        self.max_num_seqs = max_slots(loaded, args)
         self.method = self._method(loaded, args)
         tokenizer = loaded.tokenizer
         known = config.n_tokens if tokenizer is None else min(config.n_tokens, tokenizer.n_tokens)
@@ -147,7 +174,8 @@ class LLM:
             enforce_eager=args.enforce_eager,
         )
         if isinstance(self.engine, LeadingEngine):
-            lead(self.engine, loaded, args)
+            # Ranks with unequal memory must not choose for themselves.
+            lead(self.engine, loaded, args.model_copy(update={"max_num_seqs": self.max_num_seqs}))
         self._loop = Loop(self.engine)
         self._builder = Builder(
             config,

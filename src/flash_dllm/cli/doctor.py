@@ -81,16 +81,19 @@ def _gpu() -> dict[str, str]:
 
 def _plan() -> dict[str, str]:
     from flash_dllm.cli.models import _installed
+    from flash_dllm.kernels.choice import has_triton
     from flash_dllm.llm import SLOTS
     from flash_dllm.loading import pick_device, pick_dtype
+    from flash_dllm.memory import MOST_SLOTS
     from flash_dllm.models.load import BUNDLED
 
     device = pick_device("auto")
+    on_gpu = device.startswith("cuda")
     dtype = pick_dtype("auto", device)
     return {
         "device=auto": device,
         "dtype=auto": dtype if dtype != "auto" else "the checkpoint's own",
-        "max_num_seqs": str(SLOTS.get(device.split(":")[0], 4)),
-        "kernels": "PyTorch reference kernels",
+        "max_num_seqs": f"what fits, at most {MOST_SLOTS}" if on_gpu else str(SLOTS),
+        "kernels": "Triton, steady steps as CUDA graphs" if on_gpu and has_triton() else "plain PyTorch",
         "bundled models": ", ".join(name for name in BUNDLED if _installed(name)) or "none installed",
     }

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from flash_dllm.errors import FlashDLLMError
-from flash_dllm.llm import LLM, SLOTS
+from flash_dllm.llm import LLM, max_slots
 from flash_dllm.loading import load
 from flash_dllm.serve.app import Limits, create_app
 from flash_dllm.serve.args import ServeArgs
@@ -30,8 +30,9 @@ def build_service(args: ServeArgs) -> Service:
         FlashDLLMError: the model, a method or an option is wrong.
     """
     wanted = methods_of(args)
-    loaded = load(next(iter(wanted.values())))
-    slots = args.max_num_seqs or SLOTS.get(loaded.model.device.type, 4)
+    first = next(iter(wanted.values()))
+    loaded = load(first)
+    slots = max_slots(loaded, first.model_copy(update={"max_num_seqs": args.max_num_seqs}))
     if slots < len(wanted):
         raise FlashDLLMError(f"max_num_seqs={slots} slots for {len(wanted)} methods; each needs at least one")
     llms: dict[str, LLM] = {}

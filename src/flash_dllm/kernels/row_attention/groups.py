@@ -43,6 +43,10 @@ class Group:
         """The same rectangle, ``by`` rows further on."""
         return Group(self.slots, self.start + by, self.width, self.n_keys, self.dense, self.whole)
 
+    def part(self, first: int, stop: int, start: int) -> Group:
+        """The lanes ``first`` .. ``stop - 1`` of it, flat from ``start``."""
+        return Group(self.slots[first:stop], start, self.width, self.n_keys, self.dense, self.whole)
+
 
 class BlockTables:
     """Block tables by shape, kept on the device: a steady step looks its table up and copies nothing.
