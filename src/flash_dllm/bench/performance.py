@@ -195,10 +195,11 @@ def _singles(sources: dict[str, Source | None]) -> str:
     return table(["", "aim", "measured"], rows)
 
 
-HOW = """* `flash-dllm bench step`: every slot starts together; the first step sweeps all of them, and is timed again
-  at the end, when everything is compiled. In between, after five steps of warm-up, the median of the next ones is taken,
-  from events on the device, with nothing waiting. The idle share compares the wall time of a step with the time in which
-  some kernel ran, seen by the profiler in further steps.
+HOW = """\
+* `flash-dllm bench step`: every slot starts together; the first step sweeps all of them, and is timed again at the
+  end, when everything is compiled. In between, after five steps of warm-up, the median of the next ones is taken,
+  from events on the device, with nothing waiting. The idle share compares the wall time of a step with the time in
+  which some kernel ran, seen by the profiler in further steps.
 * `flash-dllm bench kernels`: an implementation is first compared with the definition on random inputs; the last-level
   cache is overwritten before each run; median of 30.
 * `flash-dllm bench workload`: 64 requests at once over 32 slots, prompts of 850 to 1,099 tokens, answers of 96 to 256,

@@ -1,10 +1,10 @@
 """How stale a cache is: the drift of each cached row against an exact recompute, and what it does to the output.
 
-After the pass of each step, every key and value that the cache holds is compared with what a pass over the whole
-canvas (the tokens that this pass saw) would give: drift = ‖cached - exact‖ / ‖exact‖. A row's *share* is the attention
-that the candidates' exact queries pay to it; *weighted* drift is the sum of share x value drift over the positions of a
-layer, so it is large only where somebody looks. The effect on the output is the total variation between the candidates'
-distributions from the cached pass and from the exact one.
+After the denoise pass of each step, every key and value that the cache holds is compared with what a pass over the
+whole canvas (the tokens that this pass saw) would give: drift = ‖cached - exact‖ / ‖exact‖. A row's *share* is the
+attention that the candidates' exact queries pay to it; *weighted* drift is the sum of share x value drift over the
+positions of a layer, so it is large only where somebody looks. The effect on the output is the total variation
+between the candidates' distributions from the cached pass and from the exact one.
 
 *Capture* answers which rows are worth recomputing next: of the weighted drift of all known positions, how much sits in
 the n rows that a criterion would choose. ``best`` chooses by share x drift itself, which no policy can know beforehand.
@@ -24,8 +24,11 @@ from torch import Tensor
 from flash_dllm.bench.exact import Exact, exact_pass
 from flash_dllm.bench.stats import quantiles
 from flash_dllm.bench.timing import BenchError
+from flash_dllm.core.forward import Context
+from flash_dllm.core.method import PassOut
 from flash_dllm.core.rows import predictor
-from flash_dllm.core.step import StepRecord
+from flash_dllm.core.state import State
+from flash_dllm.core.types import Candidates, Lanes, Plan
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import Request
 from flash_dllm.kernels.head_confidence import head_logits
@@ -88,7 +91,7 @@ class Look:
 
 
 class Meter:
-    """Watches an engine: install it as the engine's observer. It reads to the host and recomputes, so it is slow.
+    """Collects what :func:`watch` lets it see. It reads to the host and recomputes, so it is slow.
 
     Args:
         engine: any policy.
@@ -106,28 +109,24 @@ class Meter:
         self.variation: dict[int, list[float]] = defaultdict(list)
         self.flips: list[bool] = []
         self.passes = 0
-        self._before: dict[int, Tensor] = {}
         self._age: dict[int, Tensor] = {}
 
-    def __call__(self, engine: Engine, record: StepRecord) -> None:
-        steps = record.step.tolist()
-        for slot in engine.scheduler.main_slots():
-            if not int(record.passes[0].recomputed[slot]):
+    def look(self, cand: Candidates, out: PassOut) -> None:
+        """See what the denoise pass of a step has left, before its commits and before any other pass."""
+        state = self.engine.state
+        steps = state.step.tolist()
+        for slot in self.engine.scheduler.main_slots():
+            if not int(out.recomputed[slot]):
                 continue
-            if steps[slot] == 0:
-                seated = engine.scheduler.seated[slot]
-                assert seated is not None
-                self._before[slot] = torch.tensor(seated.canvas.ids, device=engine.model.device)
-                self._age[slot] = torch.zeros(len(seated.canvas.ids), dtype=torch.int64)
-            done = self._recomputed(record, slot, len(self._age[slot]))
-            self._age[slot] = torch.where(done, 0, self._age[slot] + 1)
+            total = int(state.total[slot])
+            done = self._recomputed(out, slot, total)
+            age = self._age.get(slot) if steps[slot] else None
+            self._age[slot] = torch.where(done, 0, 1 + (torch.zeros(total).long() if age is None else age))
             if steps[slot] % self.every == 0:
-                self._measure(record, slot, steps[slot], done)
-            self._before[slot] = engine.state.ids[slot, : len(done)].clone()
+                self._measure(cand, out, slot, done)
 
-    def _recomputed(self, record: StepRecord, slot: int, total: int) -> Tensor:
-        """Positions whose keys this step's pass has rewritten (delta loop: in the last layer), [L] bool."""
-        out = record.passes[0]
+    def _recomputed(self, out: PassOut, slot: int, total: int) -> Tensor:
+        """Positions whose keys the pass has rewritten (delta loop: in the last layer), [L] bool."""
         if out.rows is None:
             assert out.marks is not None
             return out.marks[slot, :total].cpu()
@@ -137,23 +136,23 @@ class Meter:
         flags[rows.pos[mine].cpu()] = True
         return flags
 
-    def _measure(self, record: StepRecord, slot: int, step: int, done: Tensor) -> None:
+    def _measure(self, cand: Candidates, out: PassOut, slot: int, done: Tensor) -> None:
         model, state, total = self.engine.model, self.engine.state, len(done)
-        valid = record.cand.valid[slot]
+        valid = cand.valid[slot]
         if not bool(valid.any()):
             return
-        pos = record.cand.pos[slot][valid]
-        exact = exact_pass(model, self._before[slot], predictor(pos, model.config.shift))
-        known = (self._before[slot] != self.engine.vocabulary.mask_id).cpu()
-        place = torch.arange(total)
+        pos = cand.pos[slot][valid]
+        exact = exact_pass(model, state.ids[slot, :total], predictor(pos, model.config.shift))
+        known, place = state.known[slot, :total].cpu(), torch.arange(total)
         kinds = torch.where(known, torch.where(place < int(state.first[slot]), 0, 1), 3)
         kinds[pos.cpu()] = 2
         keys, values = self._drifts(exact, slot, total)
         order = state.committed_at[slot, :total].cpu().float()
+        step = int(state.step[slot])
         look = Look(step, known, done, self._age[slot], order, kinds, keys, values, exact.attention.cpu())
         self._sum(look)
         self._choose(look)
-        self._output(record.passes[0].hidden[slot, : len(valid)][valid], step, exact)
+        self._output(out.hidden[slot, : len(valid)][valid], step, exact)
         self.passes += 1
 
     def _drifts(self, exact: Exact, slot: int, total: int) -> tuple[Tensor, Tensor]:
@@ -261,12 +260,20 @@ def rank_correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def watch(engine: Engine, requests: Sequence[Request], meter: Meter) -> None:
-    """Decode requests under a meter."""
-    engine.observer = meter
+    """Decode requests and let ``meter`` look after the denoise pass of every step."""
+    policy = engine.method.cache
+    plain = policy.run
+
+    def run(ctx: Context, state: State, lanes: Lanes, cand: Candidates, plan: Plan | None) -> PassOut:
+        out = plain(ctx, state, lanes, cand, plan)
+        meter.look(cand, out)
+        return out
+
+    vars(policy)["run"] = run
     try:
         for item in requests:
             engine.add(item)
         while not engine.idle:
             engine.step()
     finally:
-        engine.observer = None
+        del vars(policy)["run"]
