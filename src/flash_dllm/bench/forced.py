@@ -6,6 +6,7 @@ passes, choices by confidence or score) is that of the method. What is measured 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -33,9 +34,15 @@ class ForcedRule(Rule):
     """Commits the most confident candidates, ``rate`` a step."""
 
     def __init__(self, inner: Rule, rate: float) -> None:
-        self.rate = rate
+        self.inner, self.rate = inner, rate
         self.name, self.measure, self.categorical = inner.name, inner.measure, inner.categorical
         self.options, self.defaults = inner.options, inner.defaults
+
+    def prepare(self, numbers: Sequence[Mapping[str, float]]) -> None:
+        self.inner.prepare(numbers)
+
+    def modes(self) -> tuple[bool, ...]:
+        return self.inner.modes()
 
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
         count = quota(state.step, self.rate)

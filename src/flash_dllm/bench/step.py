@@ -60,6 +60,11 @@ def measure_step(setting: Setting, model: Model, place: Place, ceilings: Ceiling
         )
     reset_peak(device)
     engine = engine_for(setting, model, place.batch, place.prompt + place.answer)
+    began = time.perf_counter()
+    for _ in engine.warm_up():
+        pass
+    synchronize(device)
+    warm_up = time.perf_counter() - began
     cold = _first_pass(engine, setting, place)
     for _ in range(WARM_UP):
         engine.step()
@@ -72,7 +77,7 @@ def measure_step(setting: Setting, model: Model, place: Place, ceilings: Ceiling
         **setting.row(), "batch": place.batch, "prompt": place.prompt, "answer": place.answer,
         **timing.row(), "wall_ms": round(wall, 4), "host_ms": round(host, 4), **floors, "passes": passes,
         "times_floor": round(timing.ms / floors["floor_ms"], 2), "first_pass_ms": round(first, 3),
-        "first_pass_cold_ms": round(cold, 3), "peak_gib": peak_gib(device),
+        "first_pass_cold_ms": round(cold, 3), "warm_up_s": round(warm_up, 3), "peak_gib": peak_gib(device),
         "weights_gib": gib(sum(t.numel() * t.element_size() for t in model.tensors())),
         "kv_gib": gib(engine.decoder.ctx.kv.nbytes),
         "idle_share": idle_share(seen.busy_ms if seen else None, wall),

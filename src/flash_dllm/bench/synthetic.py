@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from flash_dllm.bench.forced import forced
-from flash_dllm.bench.kernels import takes
 from flash_dllm.bench.timing import BenchError
 from flash_dllm.core.method import Method
 from flash_dllm.core.state import Canvas
@@ -35,7 +34,7 @@ class Setting:
         commits, accepts: the forced pace (tokens a step by confidence, drafts accepted a step); None lets the random
             weights decide, which commits one token a step where epsilon is 1.
         impl: forced implementation of every op, None for the op's own choice.
-        eager: no captured graph, where the engine has them.
+        eager: no captured graphs.
         gang: seat new requests only when every slot is free (no refill).
     """
 
@@ -92,22 +91,12 @@ def engine_for(setting: Setting, model: Model, slots: int, positions: int) -> En
     """An engine for ``slots`` canvases of up to ``positions``."""
     config = setting.config
     assert config.mask_id is not None
-    more: dict[str, Any] = {}
-    if setting.eager and not takes(Engine.__init__, "enforce_eager"):
-        raise BenchError("eager: this engine captures no graphs, so there is nothing to switch off")
-    if takes(Engine.__init__, "enforce_eager"):
-        more["enforce_eager"] = setting.eager
-    kernels = Kernels.all(setting.impl)
-    if takes(Engine.__init__, "kernels"):
-        more["kernels"] = kernels
     method = setting.build()
-    engine = Engine(
+    return Engine(
         model, method, Vocabulary(config.n_tokens, config.mask_id), slots=slots,
-        positions=method.cache.positions(positions), **more,
+        positions=method.cache.positions(positions), kernels=Kernels.all(setting.impl),
+        enforce_eager=setting.eager,
     )  # fmt: skip
-    if "kernels" not in more:
-        engine.decoder.ctx.kernels = kernels
-    return engine
 
 
 def request(
