@@ -108,6 +108,21 @@ class Stepper:
             self._change.notify_all()
 
 
+def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
+    """Run a call in a thread; its result or error is put into the list."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as exc:
+            found.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
 def until(true: Any, what: str = "") -> None:
     """Wait for a condition that another thread will make true."""
     pause = threading.Event()

@@ -76,7 +76,7 @@ def test_the_readme_commands_run(server: Process, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_readme_python_runs(server: Process, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = blocks(section("README.md", "Serve"), "python")
+    (block,) = blocks(section("README.md", "Serve"), "py")
     exec(compile(block.replace("http://127.0.0.1:8000", server.url), "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
 

@@ -15,8 +15,8 @@ from flash_dllm import LLM, SamplingParams
 from flash_dllm.methods import CACHES, DECODINGS, MethodError, build_method
 from flash_dllm.serve.lane import EngineDeadError, Lane
 from flash_dllm.serve.metrics import Metrics
-from tests.serve.support import MODEL, WAIT, Live, Stepper, live, service_of, twin, until
-from tests.serve.test_limits import BODY, in_background, outcomes, post
+from tests.serve.support import MODEL, WAIT, Live, Stepper, in_background, live, service_of, twin, until
+from tests.serve.test_limits import BODY, outcomes, post
 
 MATES = ("the cat", "1 + 2 =", "so", "ein Öl")
 BAD = "naïve"

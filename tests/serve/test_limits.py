@@ -10,11 +10,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from flash_dllm import LLM
 from flash_dllm.serve.app import Limits, create_app
 from flash_dllm.serve.service import Service
-from tests.serve.support import MODEL, WAIT, Live, Stepper, live, service_of, twin, until
+from tests.serve.support import MODEL, WAIT, Live, Stepper, in_background, live, service_of, twin, until
 
 BODY: dict[str, Any] = {
     "model": MODEL,
@@ -32,21 +35,6 @@ def held(offline: LLM) -> Iterator[tuple[Live, Stepper]]:
     with live(service_of(llm, max_queue=1, timeout=60.0)) as server:
         yield server, stepper
         stepper.open()
-
-
-def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
-    """Run a call in a thread; its result or error is put into the list."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(call())
-        except Exception as exc:
-            found.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, found
 
 
 def post(server: Live, **changes: Any) -> httpx.Response:
@@ -162,6 +150,22 @@ def test_the_key(offline: LLM) -> None:
             assert httpx.get(f"{server.url}/{path}").status_code == 200
         with pytest.raises(openai.AuthenticationError):
             server.client("wrong").models.list()
+
+
+def test_the_key_of_an_application_that_is_mounted(offline: LLM) -> None:
+    """Ray Serve and others put it below a prefix, which must not get anybody past the key."""
+    service = service_of(twin(offline))
+    outer = Starlette(routes=[Mount("/below", create_app(service, api_key="k"))])
+    with TestClient(outer) as client:
+        assert client.get("/below/health").status_code == 503, "the outer application starts nothing"
+        assert client.get("/below/v1/models").status_code == 401
+        assert client.get("/below//v1/models").status_code in (401, 404)
+        right = {"Authorization": "Bearer k"}
+        assert client.get("/below/v1/models", headers=right).status_code == 200
+        service.start()
+        assert client.post("/below/v1/completions", json=BODY, headers=right).status_code == 200
+        assert client.post("/below/v1/completions", json=BODY).status_code == 401
+    service.close()
 
 
 def test_limits_of_body_and_answers(offline: LLM) -> None:

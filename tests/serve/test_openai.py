@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,7 +11,7 @@ import pytest
 
 from flash_dllm import LLM, Gap, SamplingParams
 from flash_dllm.outputs import Completion
-from tests.serve.support import MODEL, Live, live, service_of, twin
+from tests.serve.support import MODEL, WAIT, Live, Stepper, in_background, live, service_of, twin, until
 
 PROMPTS = ("the cat", "1 + 2 =", "naïve ☃", "ein Öl")
 TALK = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}]
@@ -409,3 +410,51 @@ def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4", **CHAT)
     assert caught.value.param == "model" and "gpt-4" in caught.value.message and MODEL in caught.value.message
+
+
+def test_short_answers_do_not_wait_for_long_ones(offline: LLM) -> None:
+    """A slot is refilled as soon as its answer is there, whatever its batch mates do."""
+    llm = twin(offline, slots=2)
+    stepper = Stepper(llm)
+    with live(service_of(llm)) as server:
+        whole = {"stop_at_eos": False, "epsilon": 1.0}
+
+        def ask(length: int) -> Any:
+            return complete(server.client(), "the cat", whole, max_tokens=length)
+
+        slow, slow_found = in_background(lambda: ask(100))
+        until(lambda: server.service.unfinished == 1)
+        quick = [in_background(lambda: ask(4)) for _ in range(5)]
+        until(lambda: server.service.unfinished == 6)
+        until(lambda: stepper.waiting)
+        while server.service.unfinished > 1:
+            stepper.allow(1)
+            assert stepper.done < 60, "the short answers wait"
+        for thread, found in quick:
+            thread.join(WAIT)
+            assert found[0].usage.completion_tokens == 4
+        assert slow.is_alive() and not slow_found
+        stepper.open()
+        slow.join(WAIT)
+        assert slow_found[0].usage.completion_tokens == 100
+
+
+def test_a_checkpoint_without_a_tokenizer(bare_folder: Path) -> None:
+    llm = LLM(bare_folder, max_num_seqs=1)
+    expected = twin(llm).generate([[5, 6, 7]], SamplingParams(max_tokens=6, logprobs=True))[0].outputs[0]
+    with live(service_of(llm)) as server:
+        client = server.client()
+        choice = complete(client, [5, 6, 7], max_tokens=6, logprobs=0).choices[0]
+        assert choice.text == "" and choice.diffusion["token_ids"] == expected.token_ids
+        assert choice.logprobs.tokens == [str(t) for t in expected.token_ids]
+        chunks = list(
+            complete(
+                client, [5, 6, 7], max_tokens=6, stream=True, extra_body={"diffusion": {"stream": "canvas"}}
+            )
+        )
+        assert chunks[-1].choices[0].diffusion["token_ids"] == expected.token_ids
+        for wrong in ({"prompt": "text"}, {"prompt": [5], "stop": "x"}):
+            with pytest.raises(openai.BadRequestError, match="tokenizer"):
+                client.completions.create(model=MODEL, **wrong)
+        with pytest.raises(openai.BadRequestError, match="chat"):
+            client.chat.completions.create(model=MODEL, **CHAT)

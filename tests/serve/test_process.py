@@ -21,8 +21,7 @@ from flash_dllm.cli.serve import settle
 from flash_dllm.serve.args import ServeArgs, methods
 from flash_dllm.serve.server import build_service, listen
 from tests.commands import Run
-from tests.serve.support import WAIT, Process, until
-from tests.serve.test_limits import in_background
+from tests.serve.support import WAIT, Process, in_background, until
 
 
 def test_flags_win_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

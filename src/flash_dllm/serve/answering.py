@@ -34,6 +34,9 @@ DEFAULT_GAP = 16
 PING = 15
 """Seconds after which a silent stream sends a comment, so that proxies keep it open."""
 
+STALLED = 60
+"""Seconds after which a client that reads nothing is given up."""
+
 
 class Call:
     """One HTTP request from arrival to last byte: what the log, the metrics and the trace say of it."""
@@ -249,7 +252,7 @@ class _Reply(EventSourceResponse):
 
     def __init__(self, stream: _Stream, service: Service) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(aiter(stream), headers=headers, ping=PING, sep="\n")
+        super().__init__(aiter(stream), headers=headers, ping=PING, sep="\n", send_timeout=STALLED)
         self._ours, self._service = stream, service
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -32,7 +32,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        path = scope["path"]
+        path = _below_mount(scope)
         headers = {name.lower(): value for name, value in scope["headers"]}
         if (path == "/v1" or path.startswith("/v1/")) and not self._knows(headers.get(b"authorization", b"")):
             message = "the API key is missing or wrong; send Authorization: Bearer KEY"
@@ -67,6 +67,12 @@ class Gate:
                 return None
             if not message.get("more_body"):
                 return bytes(body)
+
+
+def _below_mount(scope: MutableMapping[str, Any]) -> str:
+    """The path that the routes see: without the prefix under which the application is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

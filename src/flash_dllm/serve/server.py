@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 import uvicorn
@@ -20,6 +21,8 @@ from flash_dllm.serve.args import methods as methods_of
 from flash_dllm.serve.service import Service
 from flash_dllm.serve.tracing import Spans
 
+LINGER = 30
+"""Seconds that clients get after a drain to read what is there for them."""
 log = logging.getLogger("flash_dllm.serve")
 
 
@@ -39,6 +42,8 @@ def build_service(args: ServeArgs) -> Service:
     for index, (name, engine) in enumerate(wanted.items()):
         share = slots // len(wanted) + (index < slots % len(wanted))
         llm = LLM.from_args(engine.model_copy(update={"max_num_seqs": share}), loaded)
+        llm.warm_up(progress=True)
+        llm.warm_up(progress=True)
         llms[name or llm.method.name] = llm
     return Service(
         llms, models=args.served_model_name, max_queue=args.max_queue, timeout=args.request_timeout
@@ -71,6 +76,11 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        if sys.platform == "win32":
+            # No handlers on the event loop there; uvicorn's own end the server without a drain.
+            with super().capture_signals():
+                yield
+            return
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
@@ -135,5 +145,10 @@ def run(args: ServeArgs) -> None:
             log_prompts=args.log_prompts,
             spans=spans,
         )
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_keep_alive=30)
-        Server(config, service, args.drain_timeout).run(sockets=[door])
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=LINGER
+        )
+        try:
+            Server(config, service, args.drain_timeout).run(sockets=[door])
+        finally:
+            service.llms[service.default].close()
