@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +14,25 @@ from flash_dllm.core.step import StepRecord, Vocabulary
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import Finished, Request
 from flash_dllm.engine.runner import BUCKETS, Runner, bucket
-from flash_dllm.kernels.choice import Kernels
+from flash_dllm.kernels.choice import kernels_of
+from flash_dllm.llm import LLM
 from flash_dllm.methods import build_method
+from flash_dllm.models import ModelError
 from flash_dllm.models.config import SHAPES
 from flash_dllm.models.layers import Model, random_model
+from tests.interpreter import repair
 
 FAMILIES = {"llada": "llada-tiny-gqa", "dream": "dream-tiny"}
 METHODS = [
     ("flash", "threshold", {}), ("flash", "greedy", {}), ("flash", "branch", {"branches": 2}),
     ("flash", "verify", {}), ("flash", "verify", {"views": "leak-free"}), ("flash", "verify", {"views": "branch"}),
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreter() -> None:
+    """Triton's interpreter multiplies and rounds bfloat16 as a GPU does."""
+    repair()
 
 
 class Again:
@@ -155,7 +165,7 @@ def test_the_kernels_decide_as_the_definitions_do(family: str) -> None:
     for method in (METHODS[0], METHODS[3]):
         answers = []
         for impl in ("ref", "triton"):
-            one = engine(model, family, method, slots=2, kernels=Kernels.all(impl))
+            one = engine(model, family, method, slots=2, kernels=kernels_of(impl))
             for index, length in enumerate((5, 2)):
                 one.add(request(f"r{index}", length, model))
             done: dict[str, Finished] = {}
@@ -163,6 +173,44 @@ def test_the_kernels_decide_as_the_definitions_do(family: str) -> None:
                 done |= {f.request.id: f for f in one.step()}
             answers.append(facts(done))
         assert answers[0] == answers[1] and len(answers[0]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_invariant_kernels_give_a_request_the_same_bits_in_any_batch(family: str) -> None:
+    model = models(family).to(dtype=torch.bfloat16)
+
+    def answers(names: tuple[int, ...], slots: int) -> dict[str, tuple[Any, ...]]:
+        one = engine(model, family, METHODS[3], slots=slots, kernels=kernels_of("invariant"))
+        for index in names:
+            one.add(request(f"r{index}", (4, 6, 3)[index], model))
+        done: dict[str, Finished] = {}
+        while not one.idle:
+            done |= {f.request.id: f for f in one.step()}
+        return {name: (f.ids, f.log_probs) for name, f in done.items()}
+
+    together = answers((0, 1, 2), 3)
+    assert {**answers((0,), 1), **answers((1,), 2)} == {name: together[name] for name in ("r0", "r1")}
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    ({"deterministic": True}, "deterministic=True needs a CUDA GPU"),
+    ({"kernels": "triton"}, "kernels='triton' needs a CUDA GPU"),
+])  # fmt: skip
+def test_kernels_that_this_device_lacks_are_refused(
+    options: dict[str, Any], named: str, bare_folder: Path
+) -> None:
+    with pytest.raises(ModelError, match=named):
+        LLM(bare_folder, device="cpu", **options)
+
+
+def test_warming_up_tells_how_far_it_is(capsys: pytest.CaptureFixture[str], bare_folder: Path) -> None:
+    llm = LLM(bare_folder, device="cpu", cache="flash", decoding="threshold", max_num_seqs=2)
+    llm.warm_up(progress=True)
+    assert capsys.readouterr().err == ""
+    llm.engine.runner = Runner(llm.engine.decoder, Again)
+    llm.warm_up(progress=True)
+    assert capsys.readouterr().err.splitlines() == ["recording steps: 1 of 2", "recording steps: 2 of 2"]
 
 
 @pytest.mark.gpu

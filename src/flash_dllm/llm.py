@@ -17,7 +17,7 @@ from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.leading import FollowingEngine, LeadingEngine
 from flash_dllm.engine.request import RequestError
 from flash_dllm.infill import Template
-from flash_dllm.kernels.choice import kernels_of
+from flash_dllm.kernels.choice import INVARIANT, Kernels, kernels_of
 from flash_dllm.loading import Loaded, load, with_guide
 from flash_dllm.loop import Loop
 from flash_dllm.memory import Need, Room, choose_slots
@@ -86,6 +86,7 @@ class LLM:
         tensor_parallel_size: GPUs that share the model. This process becomes rank 0 and starts the others, or
             ``torchrun`` started all of them; then this call returns on rank 0 only.
         kernels: how the ops of a pass are done: ``auto``, ``ref``, ``triton`` or ``fused`` (docs/performance.md).
+        deterministic: a request gives bit-identical answers alone and in any batch (GPU only, slower).
         enforce_eager: no CUDA graphs.
         gpu_memory_utilization: share of the GPU's memory that weights, keys and values may take.
         max_num_seqs: canvases decoded at the same time; default 4 on the CPU, on a GPU as many as fit, up to 32.
@@ -114,6 +115,7 @@ class LLM:
         kv_cache_dtype: str = "auto",
         tensor_parallel_size: int = 1,
         kernels: str = "auto",
+        deterministic: bool = False,
         enforce_eager: bool = False,
         gpu_memory_utilization: float = 0.9,
         max_num_seqs: int | None = None,
@@ -127,7 +129,8 @@ class LLM:
         values: dict[str, Any] = {
             "model": str(model), "cache": cache, "decoding": decoding, "dtype": dtype, "device": device,
             "quantization": quantization, "kv_cache_dtype": kv_cache_dtype,
-            "tensor_parallel_size": tensor_parallel_size, "kernels": kernels, "enforce_eager": enforce_eager,
+            "tensor_parallel_size": tensor_parallel_size, "kernels": kernels,
+            "deterministic": deterministic, "enforce_eager": enforce_eager,
             "gpu_memory_utilization": gpu_memory_utilization,
             "max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "preset": preset,
             "revision": revision, "chat_template": None if chat_template is None else str(chat_template),
@@ -170,7 +173,7 @@ class LLM:
             positions=self.method.cache.positions(self.max_model_len),
             text=text,
             kv_dtype=torch.float8_e4m3fn if args.kv_cache_dtype == "fp8" else None,
-            kernels=kernels_of(args.kernels),
+            kernels=self._kernels(),
             enforce_eager=args.enforce_eager,
         )
         if isinstance(self.engine, LeadingEngine):
@@ -187,6 +190,24 @@ class LLM:
             seed=args.seed,
         )
 
+    def _kernels(self) -> Kernels:
+        """How the ops are done.
+
+        Raises:
+            ModelError: not possible on this device or with these weights; names the option.
+        """
+        args, device = self.args, self.loaded.model.device
+        if not args.deterministic:
+            if args.kernels not in ("auto", "ref") and device.type != "cuda":
+                raise ModelError(f"kernels={args.kernels!r} needs a CUDA GPU; the model is on {device}")
+            return kernels_of(args.kernels)
+        if device.type != "cuda":
+            raise ModelError(f"deterministic=True needs a CUDA GPU; the model is on {device}")
+        for name, plain in (("kernels", "auto"), ("quantization", None), ("tensor_parallel_size", 1)):
+            if (value := getattr(args, name)) != plain:
+                raise ModelError(f"deterministic=True does not go with {name}={value!r}")
+        return kernels_of(INVARIANT)
+
     def _check_cache_dtype(self) -> None:
         """Refuse float8 keys and values where they are compared with new ones or the device has no such numbers."""
         if self.args.kv_cache_dtype == "auto":
@@ -199,6 +220,17 @@ class LLM:
                 f"kv_cache_dtype='fp8': cache={cache.name!r} compares what it keeps with what is new, and rounding "
                 "would count as change"
             )
+
+    def warm_up(self, progress: bool = False) -> None:
+        """Record the steady steps of a GPU now instead of when they first come up; ``progress`` shows a line.
+
+        Raises:
+            RuntimeError: a request is running.
+        """
+        from flash_dllm.progress import counted
+
+        for _ in counted("recording steps", self.engine.warm_up(), show=progress):
+            pass
 
     def close(self) -> None:
         """End the other ranks of a tensor-parallel model, which serves no one from then on. Else nothing."""

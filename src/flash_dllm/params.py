@@ -113,11 +113,19 @@ class EngineArgs(BaseModel):
         "auto",
         description="auto takes Triton on a GPU; ref is plain PyTorch; fused projects and writes keys in one kernel",
     )
+    deterministic: bool = Field(
+        False, description="a request's numbers do not depend on the batch, bit for bit (GPU, slower)"
+    )
     enforce_eager: bool = Field(False, description="no CUDA graphs, for debugging")
     gpu_memory_utilization: float = Field(
         0.9, gt=0.0, le=1.0, description="share of a GPU's memory that weights, keys and values may take"
     )
-    max_num_seqs: int | None = Field(None, ge=1, le=4096, description="slots decoded at the same time; default: what fits, at most 32 (CPU: 4)")
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="slots decoded at the same time; default: what fits, at most 32 (CPU: 4)",
+    )
     max_model_len: int | None = Field(None, ge=2, description="longest canvas (prompt and answer), in tokens")
     chat_template: str | None = Field(None, description="file or text that replaces the model's own")
     seed: int = Field(0, ge=0, lt=2**62, description="seed of requests that give none")

@@ -1,4 +1,4 @@
-"""A progress bar with a rate, on stderr and only in a terminal."""
+"""Progress on stderr: a bar with a rate, and a line that counts."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def bar(total: int, show: bool, done: int = 0) -> Iterator[Callable[[int], None]
             progress.update(task, advance=1, rate=rate)
 
         yield advance
+
+
+def counted(what: str, steps: Iterator[tuple[int, int]], show: bool) -> Iterator[int]:
+    """Pass on how many of how many are done, and show it: in a terminal on one line, else on a line each."""
+    end = "\r" if sys.stderr.isatty() else "\n"
+    done = 0
+    for done, total in steps:
+        if show:
+            print(f"{what}: {done} of {total}", end=end, file=sys.stderr, flush=True)
+        yield done
+    if show and done and end == "\r":
+        print(file=sys.stderr)

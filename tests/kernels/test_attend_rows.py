@@ -46,7 +46,13 @@ class Case:
 
 
 def build(
-    lengths: list[int], whole: int, ranked: int, heads: tuple[int, int], dim: int, seed: int = 0, base: int = 5
+    lengths: list[int],
+    whole: int,
+    ranked: int,
+    heads: tuple[int, int],
+    dim: int,
+    seed: int = 0,
+    base: int = 5,
 ) -> Case:
     """``whole`` rows a slot that see its canvas, then ``ranked`` rows a slot with intervals on every place."""
     made = torch.Generator().manual_seed(seed)
@@ -124,6 +130,16 @@ def test_keys_in_several_ranges(splits: int) -> None:
         few.q, (few.keys, few.values), few.groups, few.rank, (few.lo, few.hi), few.ends, few.base, None, tiles
     )
     assert torch.allclose(out.double(), exact, atol=2e-6)
+
+
+def test_keys_and_values_in_8_bits() -> None:
+    case = build([40, 21], 9, 5, (4, 2), 16)
+    rough = case.to(torch.bfloat16)
+    rough.keys, rough.values = (t.to(torch.float8_e4m3fn) for t in (case.keys, case.values))
+    fine = Case(**{**vars(rough), "keys": rough.keys.double(), "values": rough.values.double()})
+    exact = Case(**{**vars(fine), "q": rough.q.double()}).run("ref")
+    plain = (rough.run("ref").double() - exact).abs().max()
+    assert (rough.run("triton").double() - exact).abs().max() <= 2 * plain + 2**-8
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:

@@ -20,7 +20,9 @@ IMPLS = ("triton", FUSED)
 class Case:
     """Rows of random inputs, each with a place of its own, but for the last two, which go to the trash place."""
 
-    def __init__(self, rows: int, depth: int, heads: tuple[int, int], dim: int, bias: bool, seed: int = 0) -> None:
+    def __init__(
+        self, rows: int, depth: int, heads: tuple[int, int], dim: int, bias: bool, seed: int = 0
+    ) -> None:
         made = torch.Generator().manual_seed(seed)
         self.slots, self.places = 2, rows + 2
 
@@ -84,6 +86,34 @@ def test_every_row_goes_to_its_place(
 @pytest.mark.parametrize("in_float32", [True, False])
 def test_half_precision(impl: str, in_float32: bool) -> None:
     check(Case(33, 64, (4, 2), 16, True), torch.bfloat16, impl, in_float32)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_keys_and_values_in_8_bits(impl: str) -> None:
+    """They differ from the definition's by one step of the format at most, where the input rounds differently."""
+    case = Case(20, 32, (4, 2), 16, False)
+    case.h[3] *= 1000
+    if DEVICE == "cuda":  # Triton's interpreter makes a number of it.
+        case.h[4] = NAN
+    written = []
+    for which in ("ref", impl):
+        keys, values = (torch.zeros(case.kv_shape, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
+        qkv_rope_write(
+            case.h.bfloat16(), case.weight.bfloat16(), None, case.angles, (case.slot, case.place), (keys, values),
+            True, which,
+        )  # fmt: skip
+        written.append(torch.stack([keys, values])[:, :, 1:].float())
+    ref, got = written
+    assert torch.equal(ref.isnan(), got.isnan()) and ref.nan_to_num(0).abs().max() == 448
+    assert (ref - got).nan_to_num(0).abs().max() <= (ref.nan_to_num(0).abs() / 8 + 2**-9).max()
+    assert ((ref != got) & ~ref.isnan()).float().mean() < 0.1
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_expanded_columns_are_read_as_what_they_mean(impl: str) -> None:
+    case = Case(12, 16, (2, 2), 16, False)
+    case.slot = torch.ones(1, dtype=torch.int64, device=DEVICE).expand(12)
+    check(case, torch.float32, impl)
 
 
 @pytest.mark.parametrize("tiles", [

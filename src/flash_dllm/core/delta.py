@@ -182,7 +182,7 @@ class _Pass:
         target, angles = (rows.slot, rows.place), self.ctx.angles(rows.pos)
         q = project(self.ctx, layer, h, angles, target, kv)
         mixed = attend(self.ctx, q, kv, rows, self.view)
-        self.store.attn[index][self.column(rows)] = linear(mixed, layer.wo)
+        self.store.attn[index][self.column(rows)] = linear(mixed, layer.wo, impl=self.ctx.kernels.linear)
 
     def layer(
         self, index: int, x: Tensor, delta: Tensor | None

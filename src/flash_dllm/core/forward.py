@@ -71,7 +71,9 @@ def project(
 
 def feed_forward(ctx: Context, layer: LayerWeights, h: Tensor) -> Tensor:
     """The gated feed-forward of normed rows [N, d] -> [N, d]."""
-    return linear(silu_mul(linear(h, layer.w_gate_up), impl=ctx.kernels.silu_mul), layer.w_down)
+    impl = ctx.kernels.linear
+    both = linear(h, layer.w_gate_up, impl=impl)
+    return linear(silu_mul(both, impl=ctx.kernels.silu_mul), layer.w_down, impl=impl)
 
 
 def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback:
@@ -114,7 +116,8 @@ def _layers(ctx: Context, plan: Plan, score_from: int | None) -> tuple[Tensor, T
         h, x = normed(ctx, x, layer.attn_norm, delta)
         q = project(ctx, layer, h, angles, target, kv)
         counts = score_from is not None and index >= score_from
-        delta = linear(attend(ctx, q, kv, rows, plan.view, score if counts else None), layer.wo)
+        mixed = attend(ctx, q, kv, rows, plan.view, score if counts else None)
+        delta = linear(mixed, layer.wo, impl=ctx.kernels.linear)
         h, x = normed(ctx, x, layer.ffn_norm, delta)
         delta = feed_forward(ctx, layer, h)
     reads = plan.reads.flatten()

@@ -83,7 +83,7 @@ class Growing:
                 self._lay_out()
                 h, x = normed(ctx, self.store.inputs[index][self.column], layer.attn_norm)
             mixed, new = self._attention(index, h)
-            h, x = normed(ctx, x, layer.ffn_norm, linear(mixed, layer.wo))
+            h, x = normed(ctx, x, layer.ffn_norm, linear(mixed, layer.wo, impl=self.ctx.kernels.linear))
             delta = feed_forward(ctx, layer, h)
         reads = row_map(self.state, self.rows).gather(1, predictor(cand.pos, model.config.shift))
         at = reads.clamp_min(0).flatten()

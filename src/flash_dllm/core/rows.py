@@ -58,7 +58,8 @@ def rectangle(
     slot = torch.arange(state.slots, device=state.device)[:, None].expand(pos.shape)
 
     def flat(column: Tensor) -> Tensor:
-        return _pick(column, slots, state.slots).reshape(-1)
+        # One slot's part of an expanded column is a view without strides; kernels count on plain rows.
+        return _pick(column, slots, state.slots).reshape(-1).contiguous()
 
     return Rows(
         token=flat(torch.where(valid, token, 0)),

@@ -11,6 +11,7 @@ from flash_dllm.models.inspection import SLAB
 
 from .types import Plan, Rows
 
+
 @dataclass
 class Slab:
     """The part of a plan that concerns the slots ``first`` .. ``stop - 1``."""

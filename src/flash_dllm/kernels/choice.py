@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-REF, TRITON = "ref", "triton"
+REF, TRITON, INVARIANT = "ref", "triton", "invariant"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -26,19 +26,28 @@ class Kernels:
     qkv_rope_write: str | None = None
     row_attention: str | None = None
     head_confidence: str | None = None
+    linear: str | None = None
 
     @classmethod
     def all(cls, impl: str | None) -> Kernels:
-        """The same implementation for every op."""
+        """The same implementation for every op (a product of ``ref`` is the library's)."""
         return cls(**{field.name: impl for field in fields(cls)})
 
 
 def kernels_of(name: str) -> Kernels:
-    """The ops' implementations under one name: ``auto``, ``ref``, ``triton``, or ``fused`` (Triton, with the paper's
-    fused projection)."""
+    """The ops' implementations under one name.
+
+    ``auto``; ``ref``; ``triton`` (matrix products by the library); ``fused`` (Triton, with the paper's fused
+    projection); ``invariant`` (Triton throughout, each op with one tile: a request's numbers do not depend on what
+    else is in the batch).
+    """
+    triton = replace(Kernels.all(TRITON), linear=None)
     if name == "fused":
-        return replace(Kernels.all(TRITON), qkv_rope_write=name)
-    return Kernels.all(None if name == "auto" else name)
+        return replace(triton, qkv_rope_write=name)
+    if name == INVARIANT:
+        # Norms and the gated activation work row by row as they are.
+        return replace(Kernels.all(INVARIANT), rms_norm=TRITON, silu_mul=TRITON)
+    return {"auto": Kernels(), REF: replace(Kernels.all(REF), linear=None), TRITON: triton}[name]
 
 
 @cache
@@ -60,7 +69,7 @@ def choose(impl: str | None, x: Tensor, known: tuple[str, ...] = (REF, TRITON)) 
         return TRITON if x.is_cuda and x.dtype in DTYPES and has_triton() else REF
     if impl not in known:
         raise ValueError(f"kernel implementation {impl!r} is not known; one of {', '.join(known)}")
-    if impl != REF and not x.is_cuda and not _interprets():
+    if impl in (TRITON, INVARIANT, "fused") and not x.is_cuda and not _interprets():
         raise ValueError(
             f"kernel implementation {impl!r} needs a GPU; these tensors are on {x.device}: use {REF!r}"
         )

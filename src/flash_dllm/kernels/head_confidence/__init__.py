@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flash_dllm.kernels.choice import REF, TRITON, choose
+from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
 
 from . import ref
 from .ref import HeadOut, HeadSpec, Sampling, confidence, head_logits
-
-INVARIANT = "invariant"
 
 __all__ = ["HeadOut", "HeadSpec", "Sampling", "confidence", "fused", "head_confidence", "head_logits"]
 

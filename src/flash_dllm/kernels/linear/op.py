@@ -9,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
+
+LIBRARY = "library"
+
 
 @runtime_checkable
 class Weight(Protocol):
@@ -41,11 +45,20 @@ Matrix = Tensor | Weight
 """A weight matrix of a layer."""
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``, [N, out] in the dtype of ``x`` [N, in]; ``weight`` [out, in], ``bias`` [out] or None."""
-    if isinstance(weight, Tensor):
-        return F.linear(x, weight, bias)
-    return weight.linear(x, bias)
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, impl: str | None = None) -> Tensor:
+    """``x @ weight.T + bias``, [N, out] in the dtype of ``x`` [N, in]; ``weight`` [out, in], ``bias`` [out] or None.
+
+    ``impl``: ``library`` (the default; a weight of another form multiplies as it does), ``triton``, or ``invariant``
+    (Triton with one tile: a row gives the same bits whatever rows come with it).
+    """
+    chosen = LIBRARY if impl is None else choose(impl, x, (LIBRARY, REF, TRITON, INVARIANT))
+    if chosen in (LIBRARY, REF):
+        return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.linear(x, bias)
+    if not isinstance(weight, Tensor):
+        raise ValueError(f"kernel implementation {impl!r} multiplies by plain matrices only")
+    from . import triton
+
+    return triton.matmul(x, weight, bias, chosen == INVARIANT)
 
 
 def storages(weight: Matrix) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flash_dllm.kernels.choice import REF, TRITON, choose
+from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
 from flash_dllm.kernels.linear import Matrix
 
 from . import ref
@@ -35,16 +35,18 @@ def qkv_rope_write(
         target: ``(slot, place)`` of each row, [N] int64.
         kv: the layer's ``(keys, values)``, [S, P, Hkv, D]; written in place.
         in_float32: rotate in float32 and round once (LLaDA), or in the dtype of ``h`` (Dream).
-        impl: ``ref``, ``triton`` or ``fused`` (Flash-dLLM, section 3.2).
+        impl: ``ref``, ``triton``, ``fused`` (Flash-dLLM, section 3.2) or ``invariant`` (a row's bits do not
+            depend on the other rows).
 
     Returns:
         Rotated queries, [N, H, D].
     """
-    chosen = choose(impl, h, (REF, TRITON, FUSED))
+    chosen = choose(impl, h, (REF, TRITON, FUSED, INVARIANT))
     if chosen == REF:
         return ref.qkv_rope_write(h, weight, bias, angles, target, kv, in_float32)
     from . import triton
 
     if chosen == FUSED and isinstance(weight, Tensor):
         return triton.fused(h, weight, bias, angles, target, kv, in_float32)
-    return triton.scattered(h, weight, bias, angles, target, kv, in_float32)
+    product = INVARIANT if chosen == INVARIANT else None
+    return triton.scattered(h, weight, bias, angles, target, kv, in_float32, product=product)

@@ -42,6 +42,14 @@ def _turn(first, second, c, s, FP32: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def _stored(x, dtype: tl.constexpr):
+    """``x`` as keys and values are kept; in 8 bits what is too large becomes the largest number, and NaN stays."""
+    if dtype == tl.float8e4nv:
+        x = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
+    return x.to(dtype)
+
+
+@triton.jit
 def _scatter(
     packed, cos, sin, slot, place, keys, values, queries, places, n_heads, n_kv,
     DIM: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, FP32: tl.constexpr,
@@ -69,10 +77,10 @@ def _scatter(
     kv_head = (head - n_heads) % n_kv
     target = (line + kv_head)[:, None] * DIM + j[None, :]
     is_k = (head >= n_heads)[:, None] & own & ~is_v
-    tl.store(keys + target, one.to(keys.dtype.element_ty), mask=is_k)
-    tl.store(keys + target + DIM // 2, two.to(keys.dtype.element_ty), mask=is_k)
-    tl.store(values + target, one.to(values.dtype.element_ty), mask=is_v & own)
-    tl.store(values + target + DIM // 2, two.to(values.dtype.element_ty), mask=is_v & own)
+    tl.store(keys + target, _stored(one, keys.dtype.element_ty), mask=is_k)
+    tl.store(keys + target + DIM // 2, _stored(two, keys.dtype.element_ty), mask=is_k)
+    tl.store(values + target, _stored(one, values.dtype.element_ty), mask=is_v & own)
+    tl.store(values + target + DIM // 2, _stored(two, values.dtype.element_ty), mask=is_v & own)
 
 
 @triton.jit
@@ -132,10 +140,15 @@ def _project(
     line = tl.load(slot + row, mask=inside, other=0) * places + tl.load(place + row, mask=inside, other=0)
     target = (line * n_kv * DIM)[:, None] + ((head - n_heads) % n_kv * DIM + j)[None, :]
     is_k = (head >= n_heads)[None, :] & own & ~is_v
-    tl.store(keys + target, one.to(keys.dtype.element_ty), mask=is_k)
-    tl.store(keys + target + half, two.to(keys.dtype.element_ty), mask=is_k)
-    tl.store(values + target, one.to(values.dtype.element_ty), mask=is_v & own)
-    tl.store(values + target + half, two.to(values.dtype.element_ty), mask=is_v & own)
+    tl.store(keys + target, _stored(one, keys.dtype.element_ty), mask=is_k)
+    tl.store(keys + target + half, _stored(two, keys.dtype.element_ty), mask=is_k)
+    tl.store(values + target, _stored(one, values.dtype.element_ty), mask=is_v & own)
+    tl.store(values + target + half, _stored(two, values.dtype.element_ty), mask=is_v & own)
+
+
+def _plain(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Without strides, which the kernels do not read."""
+    return first.contiguous(), second.contiguous()
 
 
 def scattered(
@@ -147,14 +160,16 @@ def scattered(
     kv: tuple[Tensor, Tensor],
     in_float32: bool,
     chunk: int = CHUNK,
+    product: str | None = None,
 ) -> Tensor:
-    """A library's matrix product, then one kernel that rotates and scatters; ``chunk`` rows at a time."""
-    (keys, values), (cos, sin), (slot, place) = kv, angles, target
+    """A matrix product (the library's, or ``product``), then one kernel that rotates and scatters; ``chunk`` rows at
+    a time."""
+    (keys, values), (cos, sin), (slot, place) = kv, *(_plain(*pair) for pair in (angles, target))
     n, (_, places, n_kv, dim) = h.shape[0], keys.shape
     queries: Tensor | None = None
     for begin in range(0, max(n, 1), chunk):
         part = slice(begin, min(n, begin + chunk))
-        packed = linear(h[part], weight, bias)
+        packed = linear(h[part], weight, bias, product)
         n_heads = packed.shape[1] // dim - 2 * n_kv
         if queries is None:
             queries = torch.empty((n, n_heads, dim), dtype=h.dtype, device=h.device)
@@ -196,7 +211,7 @@ def fused(
     tiles: Tiles | None = None,
 ) -> Tensor:
     """The paper's fusion: projection, rotation on the float32 accumulators, K and V straight to their places."""
-    (keys, values), (cos, sin), (slot, place) = kv, angles, target
+    (keys, values), (cos, sin), (slot, place) = kv, *(_plain(*pair) for pair in (angles, target))
     (n, depth), (_, places, n_kv, dim) = h.shape, keys.shape
     n_heads = weight.shape[0] // dim - 2 * n_kv
     t = tiles or tiles_for(n, dim, h.dtype, limits(h.device))

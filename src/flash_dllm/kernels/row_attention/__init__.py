@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_dllm.kernels.choice import TRITON, choose
+from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
 
 from . import ref
 from .groups import TABLES, Group
@@ -78,17 +78,18 @@ def attend_rows(
         ends: [S] int32, the key places of each slot's canvas end there.
         base: key places before position 0.
         score: add this layer's attention score to it.
-        impl: ``ref`` or ``triton``.
+        impl: ``ref``, ``triton``, or ``invariant`` (one tile and one range of keys whatever else is in the batch).
 
     Returns:
         [N, H, D], dtype of ``q``. A row that sees nothing gives zeros; a place that no rank can see may hold
         anything, NaN included.
     """
-    if choose(impl, q) == TRITON:
+    if (chosen := choose(impl, q, (REF, TRITON, INVARIANT))) != REF:
         from . import triton
 
         into = triton.Score(*score.partial(q, kv[0])) if score else None
-        return triton.attend_rows(q, kv, groups, rank, interval, ends, base, into)
+        tiles = triton.invariant_tiles(q.dtype) if chosen == INVARIANT else None
+        return triton.attend_rows(q, kv, groups, rank, interval, ends, base, into, tiles)
     if score is not None:
         score.add(q, kv[0])
     return ref.attend_rows(q, kv, groups, rank, interval, base)

@@ -13,6 +13,8 @@ from flash_dllm.kernels.devices import Limits, limits, precision
 
 from .groups import TABLES, Group
 
+READS = 64
+"""Scoring rows added at once; one number, so that the order of the sum does not depend on how many there may be."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -168,7 +170,7 @@ def _mean_query(
 def tiles_for(rows: int, blocks: int, group: int, dtype: torch.dtype, chip: Limits) -> Tiles:
     """Tiles for blocks of ``rows`` rows each, ``blocks`` programs before any split."""
     if dtype == torch.float32:
-        return Tiles(16 if rows * group <= 16 else 32, 32)
+        return Tiles(16 if rows * group <= 16 else 32, 32, warps=8)
     m = 16
     while m < min(rows * group, 128):
         m *= 2
@@ -179,6 +181,11 @@ def tiles_for(rows: int, blocks: int, group: int, dtype: torch.dtype, chip: Limi
     while splits < 8 and blocks * splits * 2 <= chip.processors * 2:
         splits *= 2
     return Tiles(m, n, splits, 8 if m == 128 else 4, 3 if chip.shared > 128 * 1024 else 2)
+
+
+def invariant_tiles(dtype: torch.dtype) -> Tiles:
+    """Tiles that do not depend on the number of rows or slots."""
+    return Tiles(32, 32, warps=8) if dtype == torch.float32 else Tiles(64, 64)
 
 
 @dataclass(frozen=True)
@@ -202,8 +209,8 @@ def mean_query(q: Tensor, reads: Tensor, flags: Tensor, n_kv: int) -> Tensor:
     heads, dim = q.shape[1:]
     mean = torch.empty((slots, n_kv, dim), dtype=torch.float32, device=q.device)
     _mean_query[(slots, n_kv)](
-        q, reads, flags.contiguous().view(torch.int8), mean, q.stride(0), n_reads, n_kv,
-        GROUP=heads // n_kv, DIM=dim, PAD=_pad(dim), C=min(64, triton.next_power_of_2(n_reads)),
+        q, reads.contiguous(), flags.contiguous().view(torch.int8), mean, q.stride(0), n_reads, n_kv,
+        GROUP=heads // n_kv, DIM=dim, PAD=_pad(dim), C=READS,
     )  # fmt: skip
     return mean
 
@@ -221,6 +228,7 @@ def attend_rows(
 ) -> Tensor:
     """Attention of all rows of a pass; see :func:`flash_dllm.kernels.row_attention.attend_rows`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    rank, ends = rank.contiguous(), ends.contiguous()
     for whole in (True, False):
         some = tuple(g for g in groups if g.whole == whole and g.size)
         if some:
