@@ -43,7 +43,7 @@ Table = tuple[tuple[int | None, Tile], ...]
 HOPPER: Table = (
     (16, Tile(16, 128, 128, 4, 5, swap=True, descriptor=True)),
     (32, Tile(32, 128, 128, 4, 4, swap=True, descriptor=True)),
-    (64, Tile(64, 256, 64, 8, 4, descriptor=True, parts=4)),
+    (64, Tile(64, 128, 64, 4, 6, descriptor=True, parts=2)),
     (128, Tile(128, 128, 64, 8, 5, descriptor=True, parts=4)),
     (None, Tile(128, 256, 64, 8, 3, descriptor=True, parts=4)),
 )
