@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 from . import static_folder
 
@@ -21,8 +21,8 @@ POLICY = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsa
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
-    made: dict[str, Callable[[], Any]] = {}
+    extensions_map: ClassVar[dict[str, str]] = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
+    made: ClassVar[dict[str, Callable[[], Any]]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, directory=str(static_folder()), **kwargs)
@@ -63,7 +63,9 @@ def page_server(
     Raises:
         OSError: the port is taken or the address is not this machine's.
     """
-    handler = type("Handler", (_Handler,), {"made": made or {}})
+    # The playground asks who is there.
+    made = {"/v1/models": lambda: {"object": "list", "data": []}, **(made or {})}
+    handler = type("Handler", (_Handler,), {"made": made})
     server = ThreadingHTTPServer((host, port), handler)
     server.daemon_threads = True
     return server

@@ -153,7 +153,7 @@ function drawVerdicts(result) {
 }
 
 function drawWalk(result) {
-  const head = make("tr", {}, ...["", "draft", "first pass", "its view", "product", "paper", "product rule"].map((t, i) => make("th", { scope: "col", class: i > 1 && i < 5 ? "n" : "" }, t)));
+  const head = make("tr", {}, ...["no.", "draft", "first pass", "its view", "product", "paper", "product rule"].map((t, i) => make("th", { scope: "col", class: i > 1 && i < 5 ? "n" : "" }, t)));
   const tag = (k, count) => (k < count ? make("span", { class: "tag ok" }, "accepted") : make("span", { class: "tag no" }, k === count ? "fails" : "after"));
   const rows = result.search.map((index, k) => {
     const place = state.window[index];
