@@ -34,6 +34,8 @@ LENGTHS = (4, 8, 16, 32, 64)
 MODEL = "soak"
 HANG_UP, WRONG, CHAT, STREAM = 0.25, 0.05, 0.5, 0.5
 """Shares of the requests: those whose client hangs up, those with an error in them, chats, streams."""
+QUEUE = 150
+"""Answers that may wait: fewer than there are clients, so that some are told to come back (429)."""
 GIVE_UP = 120.0
 """Seconds after which a request without an answer counts as lost."""
 
@@ -43,7 +45,7 @@ class Server:
 
     def __init__(self, model: str, slots: int, log: Path) -> None:
         command = [sys.executable, "-m", "flash_dllm", "serve", model, "--port", "0", "--max-num-seqs", str(slots),
-                   "--max-model-len", "256", "--served-model-name", MODEL, "--log-level", "info"]  # fmt: skip
+                   "--max-model-len", "256", "--max-queue", str(QUEUE), "--served-model-name", MODEL]  # fmt: skip
         self.log = log
         with open(log, "wb") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file)
@@ -217,6 +219,7 @@ async def _soak(server: Server, model: str, seconds: float, clients: int, slots:
     return {
         "command": "python benchmarks/soak.py " + " ".join(sys.argv[1:]),
         "model": model, "device": f"cpu, {len(os.sched_getaffinity(0))} cores", "clients": clients, "slots": slots,
+        "max_queue": QUEUE,
         "seconds": round(ran, 1), "requests": done["requests"], "answers": done["answers"],
         "disconnects": done["disconnects"], "refused_400": done["wrong"], "busy_429": done["busy"],
         "errors": done["errors"], "first_errors": seen.errors[:5],

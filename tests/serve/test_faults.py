@@ -90,21 +90,21 @@ def test_a_client_that_hangs_up_in_the_queue(held: tuple[Live, Stepper]) -> None
 class Faults:
     """Makes an engine's steps raise while a slot holds a canvas with given tokens."""
 
-    def __init__(self, llm: LLM, error: Callable[[], Exception]) -> None:
+    def __init__(self, llm: LLM, error: Callable[[], Exception], prompt: str = BAD) -> None:
         assert llm.tokenizer is not None
         self.llm, self.error = llm, error
-        self.token = llm.tokenizer.encode(BAD)[-1]
+        self.token = llm.tokenizer.encode(prompt)[-1]
         self.active = True
         self.raised = 0
+        self.ready: Callable[[], bool] = lambda: int(llm.engine.state.step.max()) >= 3
         self._plain = llm.engine.decoder.step
         llm.engine.decoder.step = self._step  # type: ignore[method-assign]
 
     def _step(self, lanes: Any) -> Any:
         record = self._plain(lanes)
         seated = [r for r in self.llm.engine.scheduler.seated if r is not None]
-        # After the step, so that half of its work is done when it raises; and in the third of the request.
-        late = int(self.llm.engine.state.step.max()) >= 3
-        if self.active and late and any(self.token in r.canvas.ids for r in seated):
+        # After the step, so that half of its work is done when it raises.
+        if self.active and self.ready() and any(self.token in r.canvas.ids for r in seated):
             self.raised += 1
             raise self.error()
         return record
@@ -162,26 +162,46 @@ def test_a_request_that_breaks_a_step_fails_alone(
 def test_a_fault_that_does_not_come_back_costs_nobody_an_answer(offline: LLM) -> None:
     """Streams go on where they were: what was sent is not sent again."""
     llm = twin(offline, slots=5)
-    faults = Faults(llm, oom)
-    plain = faults.error
+    service = service_of(llm)
+    seated = service.lanes["none+threshold"].seated
 
     def once() -> Exception:
         faults.active = False
-        return plain()
+        return oom()
 
-    faults.error = once
-    whole = twin(offline)
+    faults = Faults(llm, once)
+    faults.ready = lambda: sum(bool(answer.sent) for _, answer in seated.values()) >= 2
     params = SamplingParams(
         max_tokens=20, stop_at_eos=False, skip_special_tokens=False, temperature=0.8, seed=5
     )
     prompts = (*MATES, BAD)
-    expected = [out.outputs[0] for out in whole.generate(prompts, params)]
-    with live(service_of(llm)) as server:
+    expected = [out.outputs[0] for out in twin(offline).generate(prompts, params)]
+    with live(service) as server:
         calls = [in_background(lambda p=p: ask(server, p, True)) for p in prompts]
         for thread, _ in calls:
             thread.join(WAIT)
         assert [found[0] for _, found in calls] == [(a.text, a.token_ids) for a in expected]
-        assert faults.raised == 1
+    assert faults.raised == 1
+
+
+def test_a_stream_whose_second_run_differs_ends_with_an_error(offline: LLM) -> None:
+    """As on a GPU in low precision: better an error than a text that no run gave."""
+    llm = twin(offline, slots=1)
+    service = service_of(llm)
+    seated = service.lanes["none+threshold"].seated
+
+    def once() -> Exception:
+        faults.active = False
+        ((_, answer),) = seated.values()
+        answer.sent = "other " + answer.sent
+        return oom()
+
+    faults = Faults(llm, once, MATES[3])
+    faults.ready = lambda: any(answer.sent for _, answer in seated.values())
+    with live(service) as server:
+        with pytest.raises(openai.APIError, match="differs"):
+            ask(server, MATES[3], True)
+        assert service.unfinished == 0 and llm.engine.idle
 
 
 def test_canvas_streams_begin_again_after_a_fault(offline: LLM) -> None:
