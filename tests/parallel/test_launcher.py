@@ -11,14 +11,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 TORCHRUN = (
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--nproc-per-node",
-    "2",
-    "--rdzv-endpoint",
-    "localhost:0",
-)
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"
+)  # fmt: skip
 COMMAND = ("-m", "flash_dllm", "generate", "--device", "cpu", "--dtype", "float32", "-t", "12")
 
 
@@ -48,18 +42,9 @@ def test_generate(chat_folder: Path, tmp_path: Path) -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_the_wrong_number_of_processes(chat_folder: Path) -> None:
-    done = run(
-        *TORCHRUN,
-        "--no-python",
-        sys.executable,
-        *COMMAND,
-        "-m",
-        str(chat_folder),
-        "--tensor-parallel-size",
-        "4",
-        "hi",
-    )
+def test_the_wrong_number_of_processes(golden_dir: Path) -> None:
+    words = (*COMMAND, "-m", str(golden_dir / "llada-tiny"), "--tensor-parallel-size", "4", "hi")
+    done = run(*TORCHRUN, "--no-python", sys.executable, *words)
     assert done.returncode != 0
     said = done.stderr.count("tensor_parallel_size=4: the launcher started 2 processes (WORLD_SIZE=2)")
     assert said >= 1, "torchrun may end the second before it has spoken"
@@ -85,7 +70,7 @@ import sys
 from flash_dllm import LLM, SamplingParams
 from flash_dllm.parallel import ParallelError
 llm = LLM(sys.argv[1], device="cpu", dtype="float32", tensor_parallel_size=2)
-print("only rank 0 comes here:", llm.generate([[5, 6]], SamplingParams(max_tokens=4), use_tqdm=False)[0].finished)
+print("only rank 0 comes here:", llm.generate([[5, 6]], SamplingParams(max_tokens=4), use_tqdm=False)[0].outputs[0].nfe)
 llm.close()
 try:
     LLM(sys.argv[1], device="cpu", dtype="float32", tensor_parallel_size=2)

@@ -185,14 +185,18 @@ def _start(command: Sequence[str], rank: int, size: int, port: int) -> subproces
 
 
 def _meet(place: Place) -> Any:
-    if SPAWNED in os.environ:
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return distributed().TCPStore(
-            address, port, place.size, is_master=False, timeout=timedelta(seconds=MEET)
-        )
-    store, _, _ = next(
-        distributed().rendezvous("env://", place.rank, place.size, timeout=timedelta(seconds=MEET))
-    )
+    """The store of the launch."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    wait = timedelta(seconds=MEET)
+    try:
+        if SPAWNED in os.environ:
+            return distributed().TCPStore(address, int(port or 0), place.size, is_master=False, timeout=wait)
+        store, _, _ = next(distributed().rendezvous("env://", place.rank, place.size, timeout=wait))
+    except (RuntimeError, ValueError) as exc:
+        reason = next(iter(str(exc).splitlines()), type(exc).__name__)
+        raise RankError(
+            f"rank {place.rank} of {place.size} finds no other at MASTER_ADDR={address} MASTER_PORT={port} ({reason})"
+        ) from exc
     return store
 
 
