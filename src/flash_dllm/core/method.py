@@ -267,7 +267,7 @@ class Rule:
     @property
     def reads_logits(self) -> bool:
         """Whether :meth:`see` does anything, so that the logits have to exist."""
-        return type(self).see is not Rule.see
+        return getattr(self.see, "__func__", self.see) is not Rule.see
 
     def see(self, state: State, cand: Candidates, logits: Tensor) -> None:
         """The candidates' logits [S, C, V] float32, for rules that need more than a draft; before :meth:`commit`."""
