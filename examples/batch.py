@@ -68,7 +68,7 @@ async def main() -> None:
     todo: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     for item in items:
         todo.put_nowait(item)
-    key = os.environ.get("FLASH_DLLM_API_KEY", "none")
+    key = os.environ.get("FLASH_DLLM_API_KEY") or "none"
     async with openai.AsyncOpenAI(base_url=f"{args.url}/v1", api_key=key, max_retries=20) as client:
         model = (await client.models.list()).data[0].id
         with open(args.answers, "a", encoding="utf-8") as out:

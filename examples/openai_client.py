@@ -13,7 +13,7 @@ import sys
 import openai
 
 url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
-client = openai.OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("FLASH_DLLM_API_KEY", "none"))
+client = openai.OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("FLASH_DLLM_API_KEY") or "none")
 model = client.models.list().data[0].id
 
 # A whole answer. What only a diffusion model has goes into `diffusion`.
@@ -58,7 +58,7 @@ reply = client.completions.create(
 print(f"\nfilled in: {reply.choices[0].text!r}")
 reply = client.completions.create(
     model=model,
-    prompt="Karl has a purple ring. The ring of {{1}} is {{1}}.",
+    prompt="Karl has a purple ring. The ring of Karl is {{2}}.",
     extra_body={"diffusion": {"infill": True}},
 )
 print(reply.choices[0].text)

@@ -138,7 +138,7 @@ class Process:
 
     def __init__(self, folder: Path, *words: object, log: Path, port: int = 0, **env: str) -> None:
         self.log = log
-        command = [sys.executable, "-m", "flash_dllm", "serve", folder, "--port", port, *words]
+        command = [sys.executable, "-m", "flash_dllm", "serve", folder, *words, "--port", port]
         with open(log, "ab") as file:
             self.process = subprocess.Popen(
                 [str(word) for word in command],
