@@ -7,9 +7,22 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from flash_dllm.serve.args import ServeArgs
 
 CPUS = 4
 """Places that Ray hands out; the machine may have fewer cores."""
+WAIT = 120.0
+"""Seconds after which a test gives up: far more than anything takes."""
+LONG = 200
+"""Tokens of an answer that takes a while: one a step."""
+
+
+def serve_args(folder: Path, **changes: Any) -> ServeArgs:
+    """A server of the random checkpoint, one token a step, two slots."""
+    values = {"model": str(folder), "served_model_name": "tiny", "max_num_seqs": 2, "method": "none+greedy"}
+    return ServeArgs.model_validate({**values, "device": "cpu", "drain_timeout": 10, **changes})
 
 
 @contextmanager

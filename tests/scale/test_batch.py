@@ -226,12 +226,12 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, at: int, ending: str) -> Non
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", [{"prompt": "x"}]), tmp_path / "out.jsonl"
     run_batch(args_of(source, output), echo)
-    with pytest.raises(ScaleError, match=r"begun with epsilon=None, not 0\.5"):
+    with pytest.raises(ScaleError, match=r"begun with the default epsilon, not epsilon=0\.5"):
         run_batch(args_of(source, output, params=SamplingParams(max_tokens=9, epsilon=0.5)), echo)
-    with pytest.raises(ScaleError, match="begun with raw=False, not True"):
+    with pytest.raises(ScaleError, match="begun with raw=False, not raw=True"):
         run_batch(args_of(source, output, raw=True), echo)
     other = write(tmp_path / "other.jsonl", [{"prompt": "x"}])
-    with pytest.raises(ScaleError, match=r"input='in.jsonl', not 'other.jsonl'"):
+    with pytest.raises(ScaleError, match=r"input=.in.jsonl., not input=.other.jsonl."):
         run_batch(args_of(other, output), echo)
     more = BatchArgs(str(source), str(output), EngineArgs(max_num_seqs=9, device="cpu"), PARAMS)
     assert run_batch(more, echo).before == 1

@@ -98,8 +98,9 @@ class Outputs:
             ScaleError: an earlier run had other settings; names the first that differs.
         """
         args = self.args
+        engine = args.engine.model_dump(mode="json", exclude={*FREE, "seed"}, exclude_defaults=True)
         now: dict[str, Any] = {
-            **args.engine.model_dump(mode="json", exclude={*FREE, "seed"}), "engine_seed": args.engine.seed,
+            **engine, "engine_seed": args.engine.seed,
             **args.params.model_dump(mode="json", exclude_unset=True), "raw": args.raw,
             "input": args.input.rstrip("/").rpartition("/")[2],
         }  # fmt: skip
@@ -116,8 +117,8 @@ class Outputs:
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name):
                 raise ScaleError(
-                    f"{args.output} was begun with {name}={before.get(name)!r}, not {now.get(name)!r}: "
-                    "take the same options, or another output"
+                    f"{args.output} was begun with {_given(before, name)}, not {_given(now, name)}: take the same "
+                    "options, or another output"
                 )
 
     def open_errors(self) -> Writer:
@@ -125,6 +126,10 @@ class Outputs:
         if self.errors.fs.exists(self.errors.path):
             self.errors.fs.rm(self.errors.path, recursive=True)
         return open_writer(self.errors, self.args.part_size)
+
+
+def _given(settings: dict[str, Any], name: str) -> str:
+    return f"{name}={settings[name]!r}" if name in settings else f"the default {name}"
 
 
 def run_batch(args: BatchArgs, answers: Answers, progress: Progress | None = None) -> Count:

@@ -84,6 +84,10 @@ class RayAnswers:
     """
 
     def __init__(self, ray_args: RayArgs, engine: EngineArgs, params: SamplingParams, raw: bool) -> None:
+        if engine.tensor_parallel_size > 1:
+            raise ScaleError(
+                f"tensor_parallel_size={engine.tensor_parallel_size} with --ray: an engine is one process"
+            )
         self.ray = need("ray", "--ray", "ray")
         need("ray.data", "--ray", "ray")
         self.args, self.engine, self.params, self.raw = ray_args, engine, params, raw
@@ -99,7 +103,7 @@ class RayAnswers:
             return
         began = not self.ray.is_initialized()
         if began:
-            _connect(self.ray, self.args)
+            connect(self.ray, self.args)
         try:
             yield from self._answer(first, rows)
         finally:
@@ -112,7 +116,7 @@ class RayAnswers:
         actors = self.args.actors or (gpus if on_gpu else 1)
         if on_gpu and actors > gpus:
             raise ScaleError(f"{actors} engines need {actors} GPUs; the cluster has {gpus}")
-        group = self.args.group or ROWS_A_SLOT * (self.engine.max_num_seqs or (8 if on_gpu else 4))
+        group = self.args.group or ROWS_A_SLOT * (self.engine.max_num_seqs or (32 if on_gpu else 4))
         data, waiting = self._dataset(first, rows, group)
         resources: dict[str, Any] = {"num_gpus": 1} if on_gpu else {"num_cpus": 1}
         answered = data.map_batches(
@@ -156,7 +160,7 @@ class RayAnswers:
         return self.ray.data.from_arrow_refs(tables), ids
 
 
-def _connect(ray: Any, args: RayArgs) -> None:
+def connect(ray: Any, args: RayArgs) -> None:
     """Join the cluster that is named, or start one on this machine."""
     # Its reports of an error run over pages; the error itself is raised, and --debug shows all of it.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)

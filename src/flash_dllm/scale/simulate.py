@@ -74,6 +74,7 @@ class Outcome:
         refused: requests that found a full queue.
         span: from the first arrival to the last answer.
         busy: mean share of slots that were busy over the span.
+        steps: of all engines together; stepping: the seconds that they took.
     """
 
     queued: Float
@@ -82,6 +83,8 @@ class Outcome:
     refused: int
     span: float
     busy: float
+    steps: int = 0
+    stepping: float = 0.0
 
     def row(self, warm_up: float = 0.1) -> dict[str, Any]:
         """Rates over the span; percentiles without the first ``warm_up`` of the requests, which found it empty."""
@@ -137,7 +140,8 @@ class _Run:
         self.seated, self.ended = np.full(count, np.nan), np.full(count, np.nan)
         self.events: list[tuple[float, int, int]] = []
         self.pace = [0.0, *(fleet.curve.step(b) for b in range(1, fleet.curve.slots + 1))]
-        self.busy_seconds = 0.0
+        self.busy_seconds = self.stepping = 0.0
+        self.passed = 0
         self.router = _Router(self.replicas, fleet.routing, seed)
         self._play()
 
@@ -167,6 +171,8 @@ class _Run:
         if version != replica.version:
             return
         self.busy_seconds += len(replica.ends) * (when - replica.at)
+        self.stepping += when - replica.at
+        self.passed += replica.due
         replica.at = when
         replica.done += replica.due
         replica.extra = 0.0
@@ -212,6 +218,8 @@ class _Run:
             refused=int((~answered).sum()),
             span=span,
             busy=self.busy_seconds / (places * span) if span else 0.0,
+            steps=self.passed,
+            stepping=self.stepping,
         )
 
 
