@@ -18,6 +18,7 @@ from flash_dllm.engine.leading import FollowingEngine, LeadingEngine
 from flash_dllm.engine.request import RequestError
 from flash_dllm.infill import Template
 from flash_dllm.kernels.choice import INVARIANT, Kernels, kernels_of
+from flash_dllm.kernels.tuned import use_stored
 from flash_dllm.loading import Loaded, load, with_guide
 from flash_dllm.loop import Loop
 from flash_dllm.memory import Need, Room, choose_slots
@@ -197,6 +198,7 @@ class LLM:
             ModelError: not possible on this device or with these weights; names the option.
         """
         args, device = self.args, self.loaded.model.device
+        use_stored(device)
         if not args.deterministic:
             if args.kernels not in ("auto", "ref") and device.type != "cuda":
                 raise ModelError(f"kernels={args.kernels!r} needs a CUDA GPU; the model is on {device}")

@@ -159,3 +159,8 @@ def test_matching_answers(answer: str, text: str, right: bool) -> None:
 def test_nothing_reads_secrets_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FLASH_DLLM_MAX_TOKENS", "3")
     assert "3]" not in run("generate", "--help").out.split("--max-tokens")[1][:80]
+
+
+def test_tune_needs_a_gpu(run: Run) -> None:
+    done = run("tune", "--device", "cpu")
+    assert done.code == 2 and "CUDA GPU; the device is cpu" in done.err

@@ -36,6 +36,7 @@ COMMANDS = {
     "reproduce": ("reproduce", "The paper's tables and figures, beside numbers measured here."),
     "eval-tiny": ("evaluate", "Accuracy of the bundled model on its held-out tasks."),
     "train": ("train", "Train the bundled models from scratch."),
+    "tune": ("tune", "Measure the kernels' tiles on this GPU and keep the best."),
     "doctor": ("doctor", "What this machine has and what will run where."),
 }
 """Command -> its module in this package and its line in ``--help``."""

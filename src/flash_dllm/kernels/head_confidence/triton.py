@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flash_dllm.kernels import tuned
 from flash_dllm.kernels.devices import limits, precision
 
 from .ref import HeadOut, HeadSpec
@@ -275,6 +276,8 @@ def head_confidence(
     (rows, depth), vocab, device = h.shape, weight.shape[0], h.device
     sampling = spec.sampling
     noisy = sampling is not None
+    if tile is None and not noisy and not invariant:
+        tile = stored_tile(rows, depth)
     if tile is None:
         tile = tile_for(rows, h.element_size(), noisy, limits(device), invariant)
     prob = torch.empty(rows, dtype=torch.float32, device=device)
@@ -309,6 +312,12 @@ def head_confidence(
         S=triton.next_power_of_2(splits), **asks,
     )  # fmt: skip
     return out
+
+
+def stored_tile(rows: int, depth: int) -> Tile | None:
+    """What was measured on this device for the nearest number of rows, if anything was."""
+    entry = tuned.current().find("head_confidence", rows, depth=depth)
+    return None if entry is None else Tile(**entry.tiles)
 
 
 def _split(rows: int, vocab: int, tile: Tile, processors: int) -> tuple[int, int]:

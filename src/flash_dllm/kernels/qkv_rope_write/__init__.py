@@ -35,7 +35,8 @@ def qkv_rope_write(
         target: ``(slot, place)`` of each row, [N] int64.
         kv: the layer's ``(keys, values)``, [S, P, Hkv, D]; written in place.
         in_float32: rotate in float32 and round once (LLaDA), or in the dtype of ``h`` (Dream).
-        impl: ``ref``, ``triton``, ``fused`` (Flash-dLLM, section 3.2) or ``invariant`` (a row's bits do not
+        impl: ``ref``, ``triton`` (the projection by the library unless ``fused`` was measured to be faster on this
+            device), ``fused`` (Flash-dLLM, section 3.2) or ``invariant`` (a row's bits do not
             depend on the other rows).
 
     Returns:
@@ -46,7 +47,9 @@ def qkv_rope_write(
         return ref.qkv_rope_write(h, weight, bias, angles, target, kv, in_float32)
     from . import triton
 
-    if chosen == FUSED and isinstance(weight, Tensor):
-        return triton.fused(h, weight, bias, angles, target, kv, in_float32)
+    if isinstance(weight, Tensor):
+        stored = triton.stored_tiles(h.shape[0], weight.shape) if chosen == TRITON else None
+        if chosen == FUSED or stored is not None:
+            return triton.fused(h, weight, bias, angles, target, kv, in_float32, stored)
     product = INVARIANT if chosen == INVARIANT else None
     return triton.scattered(h, weight, bias, angles, target, kv, in_float32, product=product)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flash_dllm.kernels import tuned
 from flash_dllm.kernels.devices import Limits, limits, precision
 from flash_dllm.kernels.linear import Matrix, linear
 
@@ -198,6 +199,12 @@ def tiles_for(rows: int, dim: int, dtype: torch.dtype, chip: Limits) -> Tiles:
     if big:
         return Tiles(128, max(1, 128 // pairs), pairs, 64, 8, 3)
     return Tiles(128, 1, pairs, 32, 8, 3)
+
+
+def stored_tiles(rows: int, shape: torch.Size) -> Tiles | None:
+    """Tiles of the fused kernel where it was measured to be the faster one on this device."""
+    entry = tuned.current().find("qkv_rope_write", rows, depth=shape[1], width=shape[0])
+    return Tiles(**entry.tiles) if entry is not None and entry.impl == "fused" else None
 
 
 def fused(

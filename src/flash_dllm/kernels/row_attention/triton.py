@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flash_dllm.kernels import tuned
 from flash_dllm.kernels.devices import Limits, limits, precision
 
 from .groups import TABLES, Group
@@ -183,6 +184,12 @@ def tiles_for(rows: int, blocks: int, group: int, dtype: torch.dtype, chip: Limi
     return Tiles(m, n, splits, 8 if m == 128 else 4, 3 if chip.shared > 128 * 1024 else 2)
 
 
+def stored_tiles(rows: int, width: int, group: int, dim: int, score: bool) -> Tiles | None:
+    """What was measured on this device for the nearest number of rows, ``width`` of them a slot, if anything was."""
+    entry = tuned.current().find("row_attention", rows, group=group, dim=dim, width=width, score=int(score))
+    return None if entry is None else Tiles(**entry.tiles)
+
+
 def invariant_tiles(dtype: torch.dtype) -> Tiles:
     """Tiles that do not depend on the number of rows or slots."""
     return Tiles(32, 32, warps=8) if dtype == torch.float32 else Tiles(64, 64)
@@ -255,7 +262,9 @@ def _launch(
         widest = max(g.width for g in groups)
         chip = limits(q.device)
         lanes = sum(len(g.slots) * -(-g.width * group // 128) for g in groups)
-        tiles = tiles_for(widest, lanes * n_kv, group, q.dtype, chip)
+        rows = sum(g.size for g in groups)
+        stored = stored_tiles(rows, widest, group, dim, score is not None)
+        tiles = stored or tiles_for(widest, lanes * n_kv, group, q.dtype, chip)
     m = max(tiles.m, triton.next_power_of_2(group), 16)
     table = TABLES.get(groups, m // group, q.device)
     part = stats = out
