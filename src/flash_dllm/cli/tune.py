@@ -33,6 +33,7 @@ def tune(
     The choices are stored in the user's cache folder, one file for each kind of GPU and version of Triton. Delete
     the file to go back to the built-in ones.
     """
+    from flash_dllm.bench.facts import facts
     from flash_dllm.bench.kernels import Maker, Sizes
     from flash_dllm.bench.synthetic import Setting
     from flash_dllm.bench.timing import Timer
