@@ -363,4 +363,8 @@ def tokens_before(text: Text, ids: list[int], chars: int) -> int:
             low = middle
         else:
             high = middle - 1
+    # A token that ends inside a character reads as U+FFFD there; the token that completes it may reach further.
+    whole = text(ids)
+    while low and not whole.startswith(text(ids[:low])):
+        low -= 1
     return low
