@@ -89,7 +89,7 @@ def _exported(folder: Path) -> dict[str, Tensor]:
     """Masters from an exported model: its int8 rows are where training goes on from."""
     model = load_model(folder, dtype=torch.float32)
     layers = model.layers
-    stacks = {
+    stacks: dict[str, list[Any]] = {
         "attn_norm": [layer.attn_norm for layer in layers],
         "ffn_norm": [layer.ffn_norm for layer in layers],
         "qkv": [layer.wqkv for layer in layers],
