@@ -63,6 +63,7 @@ gpu-check: $(READY)
 
 images: $(TOOLS)
 	$(BIN)/python docs/make_images.py
+	$(BIN)/python docs/make_pages.py
 
 clean:
 	rm -rf .venv dist build

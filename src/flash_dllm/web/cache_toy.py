@@ -98,7 +98,9 @@ class _Turn(Turn):
 
 
 class _DLLMCache(DLLMCache):
-    script: Script
+    def __init__(self, script: Script, **options: Any) -> None:
+        super().__init__(**options)
+        self.script = script
 
     def turn(self, state: State, lanes: Lanes, config: ModelConfig) -> Turn:
         turn = _Turn(**vars(super().turn(state, lanes, config)))
@@ -121,13 +123,22 @@ class _Drift(Drift):
 
 
 class _ElasticCache(ElasticCache):
-    script: Script
+    def __init__(self, script: Script, **options: Any) -> None:
+        super().__init__(**options)
+        self.script = script
 
     def watcher(self, ctx: Context, state: State, lanes: Lanes, fed: Tensor) -> Drift:
         assert self.store is not None
         seen = _Drift(ctx, state, lanes, fed, self.store)
         seen.script = self.script
         return seen
+
+
+TOLD: dict[str, type[_DLLMCache] | type[_ElasticCache]] = {
+    "dllm-cache": _DLLMCache,
+    "elastic": _ElasticCache,
+}
+"""Policies that learn from a pass; here the script tells them."""
 
 
 @lru_cache
@@ -140,18 +151,12 @@ def _model() -> Model:
 
 
 def _engine(chosen: Setting, script: Script) -> Engine:
-    method = build_method(
-        chosen.policy,
-        "threshold",
-        family="llada",
-        **chosen.options,
-        **({"window": WINDOW} if chosen.policy in ("flash", "elastic") else {}),
-    )
-    policy = method.cache
-    for plain, told in ((DLLMCache, _DLLMCache), (ElasticCache, _ElasticCache)):
-        if type(policy) is plain:
-            policy.__class__ = told
-            policy.script = script  # type: ignore[attr-defined]
+    options = dict(chosen.options)
+    if chosen.policy in ("flash", "elastic"):
+        options["window"] = WINDOW
+    method = build_method(chosen.policy, "threshold", family="llada", **options)
+    if chosen.policy in TOLD:
+        method.cache = TOLD[chosen.policy](script, **chosen.options)
     method.rule = Scripted(script)
     return Engine(_model(), method, Vocabulary(30, 31), slots=1, positions=LENGTH)
 

@@ -21,10 +21,11 @@ POLICY = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsa
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    extensions_map: ClassVar[dict[str, str]] = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
     made: ClassVar[dict[str, Callable[[], Any]]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
+        # This answers the request, so it comes last.
         super().__init__(*args, directory=str(static_folder()), **kwargs)
 
     def do_GET(self) -> None:
