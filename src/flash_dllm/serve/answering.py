@@ -238,8 +238,9 @@ class _Stream:
         completions = [found[index] for index in range(len(found))]
         if self.usage:
             yield {"data": json.dumps(style.last_chunk(ticket, completions), ensure_ascii=False)}
-        yield {"data": "[DONE]"}
+        # Before the last event, after which many clients hang up at once.
         self.call.end("ok", completions)
+        yield {"data": "[DONE]"}
 
     def _data(self, chunk: dict[str, Any]) -> dict[str, str]:
         if self.usage:
