@@ -95,9 +95,17 @@ def deploy(args: ServeArgs, replicas: ReplicaArgs) -> int:
     try:
         serve.run(application(args, replicas, on_gpu), name=NAME, route_prefix="/")
     except RuntimeError as exc:
+        why = _why(serve, exc)
         serve.delete(NAME)
-        raise ScaleError(f"a replica cannot be started: {cause_of(exc)}") from exc
+        raise ScaleError(f"a replica cannot be started: {why}") from exc
     return port
+
+
+def _why(serve: Any, exc: RuntimeError) -> str:
+    """What the replica itself said; the error of the application only says that there was one."""
+    there = serve.status().applications.get(NAME)
+    said = [] if there is None else [d.message for d in there.deployments.values() if "Error" in d.message]
+    return cause_of(RuntimeError(said[0])) if said else cause_of(exc)
 
 
 def _check_port(port: int) -> None:
