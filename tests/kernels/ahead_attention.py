@@ -44,7 +44,7 @@ def attend(tiles: attention.Tiles, arch: int, dtype: str, group: int, whole: boo
     }  # fmt: skip
     constants = {
         "GROUP": group, "DIM": 128, "PAD": 128, "M": tiles.m, "N": tiles.n, "SPLITS": tiles.splits, "WHOLE": whole,
-        "SCORE": score, "PRECISION": PRECISION[dtype],
+        "SCORE": 2 if score else 0, "PRECISION": PRECISION[dtype],
     }  # fmt: skip
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     name = f"attend {tiles} {dtype} group={group} whole={whole} score={score}"

@@ -159,11 +159,13 @@ def test_a_nan_that_is_seen_stays_one() -> None:
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (7, 1)])
-@pytest.mark.parametrize("splits", [1, 3])
-def test_the_score_is_added_up_over_layers(heads: tuple[int, int], splits: int) -> None:
-    case = build([50, 21], 40, 2, heads, 16).to(torch.float32)
+@pytest.mark.parametrize(("splits", "m"), [(1, 16), (3, 16), (1, 128)])
+def test_the_score_is_added_up_over_layers(heads: tuple[int, int], splits: int, m: int) -> None:
+    """From mean queries, and where a block holds all rows of its slot (m = 128) from those."""
+    case = build([50, 21], 15, 2, heads, 16).to(torch.float32)
     poison(case)
-    reads = torch.tensor([[3, 9, 14, 0], [44, 60, 0, 0]], device=DEVICE)
+    case.q[20] = NAN  # A row that does not count; its own output is NaN.
+    reads = torch.tensor([[3, 9, 14, 0], [19, 25, 20, 0]], device=DEVICE)
     flags = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]], dtype=torch.bool, device=DEVICE)
     logits = torch.stack([
         torch.einsum(
@@ -173,13 +175,13 @@ def test_the_score_is_added_up_over_layers(heads: tuple[int, int], splits: int) 
         ).mean((0, 1))
         for s in range(2)
     ])  # fmt: skip
-    sums = {impl: ScoreSum(reads, flags, case.base) for impl in ("ref", "triton")}
+    sums = {impl: ScoreSum(reads, flags, case.base, own_rows=True) for impl in ("ref", "triton")}
     for _ in range(2):
         case.run("ref", sums["ref"])
-        into = kernel.Score(*sums["triton"].partial(case.q, case.keys))
+        into = sums["triton"].into(case.q, case.keys)
         kernel.attend_rows(
             case.q, (case.keys, case.values), case.groups, case.rank, (case.lo, case.hi), case.ends, case.base,
-            into, kernel.Tiles(16, 16, splits),
+            into, kernel.Tiles(m, 16, splits),
         )  # fmt: skip
     for slot, end in enumerate((case.ends - case.base).tolist()):
         for total in (sums["ref"].total, sums["triton"].total):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flash_dllm.core.noise import CounterNoise, counter_uniform
+from flash_dllm.core.state import Canvas
+from flash_dllm.core.step import Vocabulary
+from flash_dllm.engine.engine import Engine
+from flash_dllm.engine.request import Request
+from flash_dllm.kernels.choice import Kernels
 from flash_dllm.kernels.head_confidence import HeadOut, HeadSpec, Sampling, confidence, fused, head_confidence
 from flash_dllm.kernels.head_confidence import triton as kernel
 from flash_dllm.kernels.head_confidence.tiles import Tile
+from flash_dllm.methods import build_method
+from tests.goldens.harness import EOS, EOT, MASK, VOCAB, golden_model
+from tests.methods.invariants import one_layer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAN = float("nan")
@@ -276,3 +285,28 @@ def test_strided_rows_are_read_where_they_lie() -> None:
     out = head_confidence(wide[:, 1], weight, spec, impl="triton")
     assert torch.equal(out.token, head_confidence(h, weight, spec, impl="triton").token)
     check(h, weight, spec, lambda: out)
+
+
+@pytest.mark.parametrize("method", ["flash+verify", "flash+branch", "none+threshold"])
+def test_an_engine_gives_the_same_tokens_with_the_kernels(golden_dir: Path, method: str) -> None:
+    """Float32, one greedy request and one sampled: the step hands the kernels what they need."""
+    made = golden_model(golden_dir / "llada-tiny")
+    model = one_layer(made).to(DEVICE)
+    answers = []
+    for impl in ("ref", "triton"):
+        cache, decoding = method.split("+")
+        built = build_method(cache, decoding, family=model.config.family)
+        words = Vocabulary(VOCAB, MASK, (EOS,), (EOS, EOT))
+        kernels = Kernels(rms_norm=impl, silu_mul=impl, head_confidence=impl)
+        engine = Engine(model, built, words, slots=2, positions=40, kernels=kernels)
+        for seed in range(2):
+            masked = [False] * 8 + [True] * 12
+            numbers = {"epsilon": 0.3, "temperature": 0.9 * seed, "seed": seed, "suppress": 2 * seed}
+            if decoding != "threshold":
+                numbers["temperature"] = 0.0
+            engine.add(Request(str(seed), Canvas([*range(5, 13), *[MASK] * 12], masked, (EOS,), numbers)))
+        ended = {}
+        while not engine.idle:
+            ended.update({done.request.id: done.ids for done in engine.step()})
+        answers.append(ended)
+    assert answers[0] == answers[1]

@@ -109,7 +109,9 @@ def _layers(ctx: Context, plan: Plan, score_from: int | None) -> tuple[Tensor, T
     angles, target = ctx.angles(rows.pos), (rows.slot, rows.place)
     score: ScoreSum | None = None
     if score_from is not None and plan.score_rows is not None:
-        score = ScoreSum(plan.reads, plan.score_rows, ctx.kv.base)
+        # A shifted model's candidates may be read at rows beside the canvas.
+        own_rows = not ctx.model.config.shift
+        score = ScoreSum(plan.reads, plan.score_rows, ctx.kv.base, own_rows)
     delta: Tensor | None = None
     for index, layer in enumerate(ctx.model.layers):
         kv = ctx.kv.layer(index)

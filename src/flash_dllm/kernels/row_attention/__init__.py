@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,9 @@ from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
 from . import ref
 from .groups import TABLES, Group
 from .ref import key_score, lane_keys, row_attention
+
+if TYPE_CHECKING:
+    from . import triton
 
 __all__ = ["Group", "ScoreSum", "attend_rows", "held_tables", "key_score", "lane_keys", "row_attention"]
 
@@ -22,11 +28,13 @@ class ScoreSum:
     Args:
         reads: [S, C] int64, rows whose queries count; ``flags`` [S, C] bool, which of them exist.
         base: key places before position 0.
+        own_rows: every scoring row is one of the canvas rows of its slot, and none a row beside them.
     """
 
-    def __init__(self, reads: Tensor, flags: Tensor, base: int) -> None:
-        self.reads, self.flags, self.base = reads, flags, base
+    def __init__(self, reads: Tensor, flags: Tensor, base: int, own_rows: bool = False) -> None:
+        self.reads, self.flags, self.base, self.own_rows = reads, flags, base, own_rows
         self.sum: Tensor | None = None
+        self._shares: Tensor | None = None
 
     def mean_query(self, q: Tensor) -> Tensor:
         """Mean query of each slot's scoring rows, [S, H, D] float32."""
@@ -41,14 +49,27 @@ class ScoreSum:
         part = key_score(self.mean_query(q), keys[:, self.base :])
         self.sum = part if self.sum is None else self.sum + part
 
-    def partial(self, q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean queries [S, Hkv, D], and the running sum [S, Hkv, L] that a kernel adds this layer to."""
-        from .triton import mean_query
+    def into(self, q: Tensor, keys: Tensor, quick: bool = True) -> triton.Score:
+        """What a kernel needs to add one layer to the sum, which it keeps for each KV head.
+
+        ``quick``: it may add in the order that is fastest for this pass, and not always in the same.
+        """
+        from . import triton
 
         slots, places, n_kv, _ = keys.shape
         if self.sum is None:
             self.sum = torch.zeros((slots, n_kv, places - self.base), device=q.device)
-        return mean_query(q, self.reads, self.flags, n_kv), self.sum
+        shares = partial(self.shares, len(q), q.shape[1]) if self.own_rows and quick else None
+        return triton.Score(self.sum, partial(triton.mean_query, q, self.reads, self.flags, n_kv), shares)
+
+    def shares(self, rows: int, heads: int) -> Tensor:
+        """Share of each row in its slot's score, [rows] float32: 1 / (scoring rows of the slot x heads), or 0."""
+        if self._shares is None:
+            each = 1.0 / (self.flags.sum(1, keepdim=True).clamp_min(1) * heads)
+            grid = torch.zeros(rows + 1, device=self.flags.device)
+            index = torch.where(self.flags, self.reads, rows)
+            self._shares = grid.scatter_(0, index.flatten(), each.expand(self.flags.shape).flatten())[:rows]
+        return self._shares
 
     @property
     def total(self) -> Tensor | None:
@@ -87,7 +108,7 @@ def attend_rows(
     if (chosen := choose(impl, q, (REF, TRITON, INVARIANT))) != REF:
         from . import triton
 
-        into = triton.Score(*score.partial(q, kv[0])) if score else None
+        into = score.into(q, kv[0], chosen != INVARIANT) if score else None
         tiles = triton.invariant_tiles(q.dtype) if chosen == INVARIANT else None
         return triton.attend_rows(q, kv, groups, rank, interval, ends, base, into, tiles)
     if score is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,8 @@ from .groups import TABLES, Group
 
 READS = 64
 """Scoring rows added at once; one number, so that the order of the sum does not depend on how many there may be."""
+NO_SCORE, MEAN_GIVEN, OWN_ROWS = (tl.constexpr(i) for i in range(3))
+"""No attention score; one from mean queries; one from the queries of the block itself, by their shares."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -62,10 +65,16 @@ def _attend(
     span = tl.cdiv(tl.cdiv(end - begin, N), SPLITS) * N
     start = begin + split * span
     stop = tl.minimum(end, start + span)
-    if SCORE:
+    if SCORE != NO_SCORE:
         # The first block of a slot scores its keys, the others none.
         scored = tl.load(line + 4) * stop
-        center = tl.load(mean + (slot64 * n_kv + head) * DIM + d, mask=dims, other=0.0)
+        if SCORE == OWN_ROWS:
+            share = tl.load(mean + row, mask=own, other=0.0)
+            # A row that does not count may hold anything.
+            counted = tl.where((share > 0)[:, None], query.to(tl.float32), 0.0)
+            center = tl.sum(counted * share[:, None], 0)
+        else:
+            center = tl.load(mean + (slot64 * n_kv + head) * DIM + d, mask=dims, other=0.0)
     cells = (slot64 * places * n_kv + head) * DIM
     top = tl.full((M,), float("-inf"), tl.float32)
     mass = tl.zeros((M,), tl.float32)
@@ -81,7 +90,7 @@ def _attend(
         offset = cells + place.to(tl.int64)[:, None] * (n_kv * DIM) + d[None, :]
         there = seen[:, None] & dims[None, :]
         key = tl.load(k + offset, mask=there, other=0.0)
-        if SCORE:
+        if SCORE != NO_SCORE:
             raw = tl.sum(key.to(tl.float32) * center[None, :], 1)
             spot = score + (slot64 * n_kv + head) * positions + place - base
             mine = seen & (place >= base) & (place < scored)
@@ -197,10 +206,18 @@ def invariant_tiles(dtype: torch.dtype) -> Tiles:
 
 @dataclass(frozen=True)
 class Score:
-    """Where the attention score goes: mean queries [S, Hkv, D] and the running sum [S, Hkv, L], both float32."""
+    """What the attention score is made from and where it goes.
 
-    mean: Tensor
+    Attributes:
+        total: running sum over layers [S, Hkv, L] float32, which this layer is added to.
+        mean: gives mean queries [S, Hkv, D] float32.
+        shares: gives the share of each row in its slot's score, [N] float32, 0 for rows that do not count; None
+            where a scoring row may lie outside its slot's first block.
+    """
+
     total: Tensor
+    mean: Callable[[], Tensor]
+    shares: Callable[[], Tensor] | None = None
 
 
 def mean_query(q: Tensor, reads: Tensor, flags: Tensor, n_kv: int) -> Tensor:
@@ -271,12 +288,16 @@ def _launch(
     if tiles.splits > 1:
         part = torch.empty((tiles.splits, n, heads, dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((tiles.splits, n, heads, 2), dtype=torch.float32, device=q.device)
-    mean, total = (score.mean, score.total) if score else (out, out)
+    source, total, kind = out, out, NO_SCORE
+    if score is not None:
+        alone = score.shares is not None and all(g.width <= m // group for g in groups)
+        kind, total = OWN_ROWS if alone else MEAN_GIVEN, score.total
+        source = score.shares() if alone and score.shares is not None else score.mean()
     _attend[(table.shape[0], n_kv, tiles.splits)](
-        q, keys, values, out, part, stats, table, rank, *interval, ends, mean, total,
+        q, keys, values, out, part, stats, table, rank, *interval, ends, source, total,
         dim**-0.5, base, q.stride(0), places, total.shape[-1], n, n_kv,
         GROUP=group, DIM=dim, PAD=_pad(dim), M=m, N=tiles.n, SPLITS=tiles.splits,
-        WHOLE=whole, SCORE=score is not None, PRECISION=precision(q.dtype),
+        WHOLE=whole, SCORE=kind.value, PRECISION=precision(q.dtype),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if tiles.splits > 1:
