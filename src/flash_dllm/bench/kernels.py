@@ -20,6 +20,7 @@ from torch import Tensor
 from flash_dllm.bench.floors import Ceilings
 from flash_dllm.bench.timing import BenchError, Timer
 from flash_dllm.kernels import head_confidence as head_op
+from flash_dllm.kernels import linear as linear_op
 from flash_dllm.kernels import qkv_rope_write as qkv_op
 from flash_dllm.kernels import rms_norm as norm_op
 from flash_dllm.kernels import row_attention as attention_op
@@ -31,7 +32,7 @@ SCRATCH = 65
 """Key places before position 0: the trash place and room for the views."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error to the definition in the same dtype above which an implementation counts as wrong."""
-OPS = ("qkv_rope_write", "row_attention", "head_confidence", "rms_norm", "silu_mul")
+OPS = ("qkv_rope_write", "row_attention", "head_confidence", "rms_norm", "silu_mul", "linear")
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,23 @@ class Maker:
         size = {"rows": rows, "vocabulary": c.vocab_size}
         return Case("head_confidence", size, run, 2 * rows * weight.numel(), moved, {"head alone": gemm})
 
+    def linear(self, rows: int, matrix: str) -> Case:
+        """One of a layer's matrices: wo, w_gate_up or w_down."""
+        c = self.config
+        width, depth = {
+            "wo": (c.d_model, c.n_heads * c.head_dim), "w_gate_up": (2 * c.d_ffn, c.d_model),
+            "w_down": (c.d_model, c.d_ffn),
+        }[matrix]  # fmt: skip
+        x, weight = self.random(rows, depth), self.random(width, depth, scale=depth**-0.5)
+
+        def run(impl: str | None) -> Sequence[Tensor]:
+            return (call(linear_op.linear, impl, x, weight),)
+
+        moved = self.itemsize * (weight.numel() + x.numel() + rows * width)
+        size = {"rows": rows, "depth": depth, "width": width}
+        gemm = partial(F.linear, x, weight)
+        return Case("linear", size, run, 2 * rows * weight.numel(), moved, {"product": gemm})
+
     def rms_norm(self, rows: int) -> Case:
         """The residual add and the norm: two inputs read, two outputs written."""
         c = self.config
@@ -223,6 +241,10 @@ class Maker:
             elif name == "head_confidence":
                 for slots in sizes.slots:
                     yield self.head_confidence(slots * sizes.reads)
+            elif name == "linear":
+                for rows in sizes.rows:
+                    for matrix in ("wo", "w_gate_up", "w_down"):
+                        yield self.linear(rows, matrix)
             else:
                 for rows in sizes.rows:
                     yield getattr(self, name)(rows)

@@ -12,9 +12,10 @@ from torch import Tensor
 from flash_dllm.bench.kernels import TOLERANCE, Case, Maker, Sizes, error_of
 from flash_dllm.bench.timing import Timing
 from flash_dllm.kernels.head_confidence.tiles import VARIANTS
+from flash_dllm.kernels.linear.op import FEW
 from flash_dllm.kernels.tuned import Entry, Table, use
 
-TUNED_OPS = ("qkv_rope_write", "row_attention", "head_confidence")
+TUNED_OPS = ("qkv_rope_write", "row_attention", "head_confidence", "linear")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ def candidates(case: Case, maker: Maker) -> Iterator[Candidate]:
                 yield Candidate(
                     "triton", {"m": m, "n": n, "splits": splits, "warps": warps, "stages": stages}
                 )
+    elif case.op == "linear":
+        yield Candidate("library", {})
+        for m, n, k, warps, stages in product((16, 64, 128), (32, 64), (64, 128, 256), (4, 8), (3, 4)):
+            if rows <= FEW and m // 4 < rows <= 2 * m:
+                tiles = {"m": m, "n": n, "k": k, "warps": warps, "stages": stages, "group": 1}
+                yield Candidate("triton", tiles)
     else:
         nearest = min(VARIANTS, key=lambda n: abs(n - rows))
         for tile in VARIANTS[nearest]:
@@ -76,6 +83,8 @@ def identity(case: Case, maker: Maker) -> tuple[int, dict[str, int]]:
         return case.size["rows"], {"group": group, "dim": c.head_dim, "width": width, "score": score}
     if case.op == "qkv_rope_write":
         return case.size["rows"], {"depth": c.d_model, "width": c.qkv_rows}
+    if case.op == "linear":
+        return case.size["rows"], {"depth": case.size["depth"], "width": case.size["width"]}
     return case.size["rows"], {"depth": c.d_model}
 
 
@@ -112,11 +121,13 @@ def _try(
     timer: Callable[[Callable[[], object]], Timing], tolerance: float,
 ) -> Tried:  # fmt: skip
     use(Table([entry]))
+    # A product asks for its stored tiles only where nothing is forced.
+    forced = None if case.op == "linear" else "triton"
     try:
-        error = error_of([t.clone() for t in case.run("triton")], reference)
+        error = error_of([t.clone() for t in case.run(forced)], reference)
         if not error <= tolerance:
             return Tried(case, candidate, None, f"relative error {error:.3g}")
-        return Tried(case, candidate, timer(lambda: case.run("triton")))
+        return Tried(case, candidate, timer(lambda: case.run(forced)))
     except Exception as exc:  # too much shared memory, a tile that does not compile
         return Tried(case, candidate, None, f"{type(exc).__name__}: {exc}"[:200])
     finally:

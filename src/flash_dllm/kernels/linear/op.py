@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
+from flash_dllm.kernels.tuned import current
 
 LIBRARY = "library"
+FEW = 256
+"""Rows up to which a product streams the weights, so that a kernel of our own may beat the library's."""
 
 
 @runtime_checkable
@@ -48,9 +51,16 @@ Matrix = Tensor | Weight
 def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, impl: str | None = None) -> Tensor:
     """``x @ weight.T + bias``, [N, out] in the dtype of ``x`` [N, in]; ``weight`` [out, in], ``bias`` [out] or None.
 
-    ``impl``: ``library`` (the default; a weight of another form multiplies as it does), ``triton``, or ``invariant``
-    (Triton with one tile: a row gives the same bits whatever rows come with it).
+    ``impl``: ``library`` (a weight of another form multiplies as it does), ``triton``, or ``invariant`` (Triton with
+    one tile: a row gives the same bits whatever rows come with it). None takes the library, and for few rows on a
+    GPU the tiles that were measured to be faster there, if any were.
     """
+    if impl is None and isinstance(weight, Tensor) and x.is_cuda and x.ndim == 2 and len(x) <= FEW:
+        entry = current().find("linear", len(x), depth=weight.shape[1], width=weight.shape[0])
+        if entry is not None and entry.impl == TRITON:
+            from . import triton
+
+            return triton.matmul(x, weight, bias, False, triton.Tiles(**entry.tiles))
     chosen = LIBRARY if impl is None else choose(impl, x, (LIBRARY, REF, TRITON, INVARIANT))
     if chosen in (LIBRARY, REF):
         return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.linear(x, bias)
