@@ -95,12 +95,9 @@ def _start(program: str, limits: Limits, mode: str) -> Verdict:
         return Verdict("failed", f"not valid Unicode: {error}")
     with tempfile.TemporaryDirectory(prefix="flash-dllm-") as folder:
         read, write = os.pipe()
-        values = (folder, limits.memory, limits.seconds, limits.file_size, mode)
-        # A shell moves the pipe to descriptor 3, so that the child need not be told its number.
-        command = ["/bin/sh", "-c", f'exec "$@" 3>&{write} {write}>&-', "sh"]
-        command += [sys.executable, "-I", str(CHILD), *map(str, values)]
+        values = (folder, limits.memory, limits.seconds, limits.file_size, write, mode)
         child = subprocess.Popen(
-            command,
+            [sys.executable, "-I", str(CHILD), *map(str, values)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """Runs one untrusted program; started by :mod:`flash_dllm.eval.sandbox` in a fresh interpreter, never imported.
 
-Arguments: folder, bytes of memory, seconds of processor time, bytes a file may have, ``namespaces`` or ``hook``.
-Stdin is the program; its verdict goes to file descriptor 3.
+Arguments: folder, bytes of memory, seconds of processor time, bytes a file may have, the file descriptor that its
+verdict goes to, ``namespaces`` or ``hook``. Stdin is the program.
 
 With ``namespaces`` (Linux) the program has no network, sees its own processes only, and may write nowhere but in its
 folder, which lives in memory. With ``hook`` an audit hook of the interpreter refuses sockets and new processes:
@@ -41,7 +41,7 @@ def _call(what: str, result: int) -> None:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
-def _namespaces(folder: str, memory: int) -> None:
+def _namespaces(folder: str, memory: int, pipe: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     _call("unshare", libc.unshare(NEW_USER | NEW_NET | NEW_MOUNT | NEW_IPC | NEW_PID))
@@ -60,20 +60,20 @@ def _namespaces(folder: str, memory: int) -> None:
     _call("mount_setattr", result)
     _call("mount", libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, f"size={memory // 4}".encode()))
     # The first process of the new namespace ends with this one, and every process in it ends with the first.
-    _fork_and_wait(libc)
-    _fork_and_wait(libc)
+    _fork_and_wait(libc, pipe)
+    _fork_and_wait(libc, pipe)
     header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     _call("capset", libc.capset(header, nothing))
     _call("prctl", libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def _fork_and_wait(libc: ctypes.CDLL) -> None:
+def _fork_and_wait(libc: ctypes.CDLL, pipe: int) -> None:
     """Go on in a child; the parent waits and ends as the child did."""
     child = os.fork()
     if child == 0:
         libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         return
-    os.close(3)
+    os.close(pipe)
     _, status = os.waitpid(child, 0)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
@@ -96,15 +96,16 @@ def _limits(memory: int, seconds: int, file_size: int) -> None:
 
 
 def main() -> None:
-    folder, memory, seconds, file_size, mode = sys.argv[1:]
+    folder, memory, seconds, file_size, out, mode = sys.argv[1:]
+    pipe = int(out)
     program = sys.stdin.buffer.read().decode("utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _limits(int(memory), int(seconds), int(file_size))
     if mode == "namespaces":
         try:
-            _namespaces(folder, int(memory))
+            _namespaces(folder, int(memory), pipe)
         except OSError as error:
-            os.write(3, f"unavailable\n{error}".encode())
+            os.write(pipe, f"unavailable\n{error}".encode())
             os._exit(1)
     os.chdir(folder)
     if mode == "hook":
@@ -115,7 +116,7 @@ def main() -> None:
         verdict = "passed"
     except BaseException as error:
         verdict = "failed\n" + "".join(traceback.format_exception_only(error)).strip()[-500:]
-    os.write(3, verdict.encode("utf-8", "replace"))
+    os.write(pipe, verdict.encode("utf-8", "replace"))
     os._exit(0)
 
 
