@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from flash_dllm.core.state import State
+from flash_dllm.core.state import Canvas, State
 from flash_dllm.core.step import Vocabulary
 from flash_dllm.engine.engine import Engine
-from flash_dllm.engine.leading import unsplit
+from flash_dllm.engine.leading import FollowingEngine, LeadingEngine, from_json, to_json, unsplit
 from flash_dllm.engine.request import Finished, Request
 from flash_dllm.methods import build_method
 from flash_dllm.models.layers import Model
@@ -161,3 +165,83 @@ def test_quantised_parts(golden_dir: Path) -> None:
                 whole_loss = (getattr(layer, name).dequantize().chunk(2, 1)[rank] - exact).abs().amax()
                 assert loss <= 1.05 * whole_loss
         assert len({f.name for f in fields(ours)}) == 7
+
+
+class Wire:
+    """What rank 0 says, through JSON, to a follower in another thread."""
+
+    def __init__(self) -> None:
+        self.messages: queue.Queue[str | None] = queue.Queue()
+        self.orders: list[Any] = []
+        self.ended: list[Any] = []
+
+    def order(self, *order: Any) -> None:
+        self.orders.append(order)
+
+    @contextmanager
+    def together(self, name: str) -> Iterator[Any]:
+        self.messages.put(json.dumps([*self.orders, (name, None)]))
+        self.orders = []
+        yield self.ended.append
+
+
+def engine_of(kind: type[Engine], model: Model, **options: Any) -> Any:
+    method = build_method("flash", "threshold", family=model.config.family, track=5, lookahead=3, window=4)
+    vocabulary = Vocabulary(N_TOKENS, MASK, (EOS,), (EOS, EOT))
+    return kind(model, method, vocabulary, slots=2, positions=POSITIONS, **options)
+
+
+def drive(engine: LeadingEngine) -> None:
+    """Adds, aborts, warm-ups and watchers that come and go; with late reads these decide when a slot is refilled."""
+    assert list(engine.warm_up()) == []
+    for index, canvas in enumerate(make_cases("led", "threshold", 9)):
+        engine.add(Request(str(index), canvas, stop_strings=()))
+    for count in range(200):
+        if count == 4:
+            engine.observer = lambda _, record: None
+        if count == 9:
+            engine.observer = None
+        if count == 6:
+            assert engine.abort("1") or engine.abort("2") or engine.abort("3")
+            assert not engine.abort("nobody")
+        engine.step()
+        if engine.idle:
+            return
+    raise AssertionError("the engine does not come to an end")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_followers_do_as_rank_0(golden_dir: Path, late: bool) -> None:
+    wire = Wire()
+
+    def work(ranks: ThreadRanks) -> Any:
+        model = part_of(golden_dir / "llada-tiny-gqa", ranks)
+        if ranks.rank == 0:
+            leader = engine_of(LeadingEngine, model, late=late)
+            leader.link = wire
+            try:
+                drive(leader)
+            finally:
+                wire.messages.put(None)
+            return leader.state, wire.ended
+        follower, ended = engine_of(FollowingEngine, model, late=late), []
+        while (message := wire.messages.get(timeout=120)) is not None:
+            ended.append(follower.obey(json.loads(message)))
+        return follower.state, ended
+
+    (ours, ended), (theirs, followed) = on_ranks(2, work)
+    assert json.loads(json.dumps(ended)) == followed
+    assert len([f for step in ended for f in step]) == 8, "one was aborted"
+    for name, value in tensors(ours).items():
+        assert torch.equal(value.nan_to_num(), tensors(theirs)[name].nan_to_num()), name
+
+
+def test_a_request_through_json() -> None:
+    shadow = Canvas([1, 2], [False, True])
+    request = Request(
+        "a", Canvas([5, MASK], [False, True], (EOS,), {"epsilon": 0.5, "seed": 2**61}), shadow, ("x",)
+    )
+    again = from_json(json.loads(json.dumps(to_json(request))))
+    assert (again.id, again.canvas, again.shadow, again.stop_strings) == ("a", request.canvas, shadow, ("x",))
+    with pytest.raises(ValueError, match="order 'dance' is not known"):
+        FollowingEngine.obey(None, [("dance", 1)])  # type: ignore[arg-type]

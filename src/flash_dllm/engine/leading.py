@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from flash_dllm.core.method import Method, Rule
 from flash_dllm.core.state import Canvas
+from flash_dllm.core.step import StepRecord
 
 from .engine import Engine
 from .request import Finished, Request, RequestError
@@ -19,8 +20,8 @@ class Link(Protocol):
     def order(self, *order: Any) -> None:
         """Do this before the next step."""
 
-    def step(self) -> AbstractContextManager[Callable[[Any], None]]:
-        """Do a step, as this rank does inside; what it ended goes to the result."""
+    def together(self, name: str) -> AbstractContextManager[Callable[[Any], None]]:
+        """Do this now, as this rank does inside; what it ended goes to the result."""
 
 
 def unsplit(method: Method) -> str | None:
@@ -41,6 +42,7 @@ class LeadingEngine(Engine):
     """
 
     link: Link
+    _watched = False
 
     def check(self, request: Request) -> None:
         super().check(request)
@@ -69,24 +71,50 @@ class LeadingEngine(Engine):
 
     def step(self) -> list[Finished]:
         if self.idle:
-            return []
-        with self.link.step() as ended:
+            return super().step()
+        if self._watched != (self.observer is not None):
+            # An engine that is watched reads its steps at once, and so seats the next request a step earlier.
+            self._watched = self.observer is not None
+            self.link.order("watch", self._watched)
+        with self.link.together("step") as ended:
             out = super().step()
             ended(outcome(out))
         return out
+
+    def warm_up(self) -> Iterator[tuple[int, int]]:
+        if self.scheduler.busy:
+            raise RuntimeError("a running engine cannot be warmed up")
+        with self.link.together("warm_up") as ended:
+            yield from super().warm_up()
+            ended([])
 
 
 class FollowingEngine(Engine):
     """Another rank's engine."""
 
     def obey(self, orders: Sequence[Any]) -> Any:
-        """Do what rank 0 did, a step at the end; returns what ended."""
+        """Do what rank 0 does; returns what ended in the step, if there is one."""
+        ended: list[Any] = []
         for name, value in orders:
-            if name == "add":
-                self.add(from_json(value))
-            else:
-                self.abort(value)
-        return outcome(self.step())
+            match name:
+                case "add":
+                    self.add(from_json(value))
+                case "abort":
+                    self.abort(value)
+                case "watch":
+                    self.observer = _watch if value else None
+                case "step":
+                    ended = outcome(self.step())
+                case "warm_up":
+                    for _ in self.warm_up():
+                        pass
+                case _:
+                    raise ValueError(f"order {name!r} is not known")
+        return ended
+
+
+def _watch(engine: Engine, record: StepRecord) -> None:
+    """Rank 0 is watched; nobody watches here."""
 
 
 def outcome(ended: Sequence[Finished]) -> list[Any]:

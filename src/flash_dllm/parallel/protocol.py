@@ -20,7 +20,7 @@ class Driven(Protocol):
     """An engine as a follower needs it."""
 
     def obey(self, orders: Sequence[Any]) -> Any:
-        """Do what was done to rank 0's engine; the last is a step. Returns what ended, ready for JSON."""
+        """Do what is done to rank 0's engine. Returns what ended, ready for JSON."""
 
 
 def checksum(ended: Any) -> int:
@@ -48,15 +48,15 @@ class Leader:
         self._orders.append(order)
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[Callable[[Any], None]]:
-        """Rank 0's own step happens inside; call the result with what it ended.
+    def together(self, name: str) -> Iterator[Callable[[Any], None]]:
+        """All ranks do ``name``, this one inside; call the result with what it ended.
 
         Raises:
             RankError: a rank is gone, or this one failed: the engine cannot go on.
         """
         self.hub.check()
         orders, self._orders = self._orders, []
-        self.hub.send({"engine": self.key, "orders": orders, "check": self._check})
+        self.hub.send({"engine": self.key, "orders": [*orders, (name, None)], "check": self._check})
         try:
             with self.hub:
                 yield self._ended
