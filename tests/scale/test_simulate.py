@@ -193,6 +193,16 @@ def test_a_fleet_of_thousands() -> None:
     assert outcome.row()["answered"] == 60_000
 
 
+def test_a_fleet_that_fills_up_is_left_out() -> None:
+    """A short load on a large fleet: what came while it was empty is no sign of how it does."""
+    curve = Curve((1, 8), (0.05, 0.10), 8)
+    rate = 0.9 * 200 * curve.capacity(50)
+    short = simulate(Fleet(200, curve), Trace.poisson(rate, 5000, constant(50), 1))
+    long = simulate(Fleet(200, curve), Trace.poisson(rate, 60_000, constant(50), 1))
+    assert short.warm_up > 0.4 and long.warm_up == 0.1
+    assert short.row()["latency_s"]["p50"] == pytest.approx(long.row()["latency_s"]["p50"], rel=0.05)
+
+
 def test_the_curve() -> None:
     curve = Curve((1, 4, 8), (0.1, 0.4, 0.4), 8, seat_seconds=0.05)
     assert [curve.step(b) for b in (1, 2, 4, 6, 8)] == pytest.approx([0.1, 0.2, 0.4, 0.4, 0.4])
@@ -213,6 +223,7 @@ def test_the_curve() -> None:
         (lambda: Fleet(0, flat(1)), "replicas=0"),
         (lambda: Fleet(1, flat(1), "fair"), "routing='fair'"),
         (lambda: Trace.poisson(0, 5, constant(1), 0), "rate=0"),
+        (lambda: Workload(flat(1), constant(1), max_load=1.0), "max_load=1.0"),
         (lambda: Goal.parse("fast"), "write p99=5"),
         (lambda: Goal.parse("p99=0"), "write p99=5"),
     ],
@@ -239,7 +250,7 @@ def test_a_plan_is_the_fewest_replicas() -> None:
     replicas, outcome = replicas_for(WORK, 40.0, goal)
     assert goal.reached(outcome) <= 5
     assert goal.reached(WORK.run(replicas - 1, 40.0)) > 5 or replicas == WORK.fewest(40.0)
-    assert replicas >= WORK.fewest(40.0) == math.floor(40 / WORK.curve.capacity(WORK.sizes.steps.mean())) + 1
+    assert replicas >= WORK.fewest(40.0) == math.ceil(40 / 0.9 / WORK.curve.capacity(WORK.sizes.steps.mean()))
     strict, _ = replicas_for(WORK, 40.0, Goal.parse("p99=4"))
     more, _ = replicas_for(WORK, 80.0, goal)
     assert strict >= replicas and more > replicas

@@ -29,6 +29,7 @@ def plan(
     method: Annotated[str | None, typer.Option(help="of the curve, where the file has several")] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="of a replica; default: the most measured")] = None,
     routing: Annotated[str, typer.Option(help="least, two-choices, random, round-robin")] = "two-choices",
+    max_load: Annotated[float, typer.Option(help="share of the capacity that a plan may use")] = 0.9,
     gpus: Annotated[int, typer.Option(min=1, help="of a replica")] = 1,
     gpu_hour: Annotated[float | None, typer.Option(min=0.0, help="price of a GPU for an hour")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -42,11 +43,12 @@ def plan(
     from flash_dllm.scale.plan import Goal, Price, Workload, plan_row
 
     measured, own = read_curve(curve, method, slots)
-    work = Workload(measured, _sizes(own, answers, tokens, tpf, spread), routing, seed)
+    work = Workload(measured, _sizes(own, answers, tokens, tpf, spread), routing, seed, max_load)
     wanted = Goal.parse(goal)
     rows = [plan_row(work, r, wanted, Price(gpus, gpu_hour)) for r in _rates(rate)]
     report = {
-        "curve": str(curve), "method": method, "slots": measured.slots, "routing": routing, "goal": str(wanted),
+        "curve": str(curve), "method": method, "slots": measured.slots, "routing": routing, "max_load": max_load,
+        "goal": str(wanted),
         "mean_steps": float(work.sizes.steps.mean()), "mean_tokens": float(work.sizes.tokens.mean()),
         "gpu_hour": gpu_hour, "seed": seed, "rows": rows,
     }  # fmt: skip

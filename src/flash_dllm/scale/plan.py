@@ -39,10 +39,10 @@ class Goal:
         return cls(float(found[1]), float(found[2]))
 
     def reached(self, outcome: Outcome) -> float:
-        """Latency at ``share`` in seconds, without the first tenth of the requests; infinite if any was refused."""
+        """Latency at ``share`` of the settled requests, in seconds; infinite if any was refused."""
         if outcome.refused or not len(outcome.latency):
             return math.inf
-        return float(np.percentile(outcome.latency[len(outcome.latency) // 10 :], self.share))
+        return float(np.percentile(outcome.settled(outcome.latency), self.share))
 
     def __str__(self) -> str:
         return f"p{self.share:g} <= {self.seconds:g} s"
@@ -50,13 +50,24 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a fleet is planned for. ``count`` of None chooses the requests of a simulation by the fleet's size."""
+    """What a fleet is planned for.
+
+    Attributes:
+        max_load: share of the capacity that a plan may use. Closer to 1 the queue grows so slowly that a simulation
+            of minutes does not show it, and nothing is left for a burst or a lost replica.
+        count: requests of a simulation; None chooses by the fleet's size.
+    """
 
     curve: Curve
     sizes: Sizes
     routing: str = "two-choices"
     seed: int = 0
+    max_load: float = 0.9
     count: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_load < 1:
+            raise ScaleError(f"max_load={self.max_load}: a share between 0 and 1")
 
     def run(self, replicas: int, rate: float) -> Outcome:
         """Simulate a fleet under a Poisson load; the same seed gives every fleet the same arrivals."""
@@ -65,8 +76,8 @@ class Workload:
         return simulate(Fleet(replicas, self.curve, self.routing), trace, self.seed)
 
     def fewest(self, rate: float) -> int:
-        """Replicas below which the queue grows without end."""
-        return math.floor(rate / self.curve.capacity(float(self.sizes.steps.mean()))) + 1
+        """Replicas below which the load is above ``max_load``."""
+        return max(1, math.ceil(rate / (self.max_load * self.curve.capacity(float(self.sizes.steps.mean())))))
 
     def floor(self, share: float) -> float:
         """Latency at ``share`` percent where every request has a replica to itself, in seconds."""

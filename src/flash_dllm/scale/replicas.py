@@ -90,7 +90,12 @@ def deploy(args: ServeArgs, replicas: ReplicaArgs) -> int:
     if on_gpu and (replicas.replicas or 1) > gpus:
         raise ScaleError(f"replicas={replicas.replicas}: the cluster has {gpus} GPUs, a replica needs one")
     port = args.port or _free_port(args.host)
-    serve.start(http_options={"host": args.host, "port": port})
+    # One machine needs one door; on several, whatever balances between machines finds one on each.
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    serve.start(
+        proxy_location="EveryNode" if nodes > 1 else "HeadOnly",
+        http_options={"host": args.host, "port": port},
+    )
     _check_port(port)
     try:
         serve.run(application(args, replicas, on_gpu), name=NAME, route_prefix="/")

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from flash_dllm.scale.curve import Curve, Sizes
 from flash_dllm.scale.extras import ScaleError
 
+FILLING = 3
+"""Services of a full engine after which a fleet that began empty counts as settled."""
 ROUTINGS = ("least", "two-choices", "random", "round-robin")
 """Least outstanding requests; the better of two random replicas (Ray Serve); a random one; each in turn."""
 Float = NDArray[np.float64]
@@ -75,6 +77,7 @@ class Outcome:
         span: from the first arrival to the last answer.
         busy: mean share of slots that were busy over the span.
         steps: of all engines together; stepping: the seconds that they took.
+        warm_up: share of the requests that percentiles leave out, since they came while the fleet filled up.
     """
 
     queued: Float
@@ -85,11 +88,15 @@ class Outcome:
     busy: float
     steps: int = 0
     stepping: float = 0.0
+    warm_up: float = 0.1
 
-    def row(self, warm_up: float = 0.1) -> dict[str, Any]:
-        """Rates over the span; percentiles without the first ``warm_up`` of the requests, which found it empty."""
-        skip = int(len(self.latency) * warm_up)
-        queued, latency = self.queued[skip:], self.latency[skip:]
+    def settled(self, times: Float) -> Float:
+        """``times`` of the requests that found the fleet as it is in the long run."""
+        return times[int(len(times) * self.warm_up) :]
+
+    def row(self) -> dict[str, Any]:
+        """Rates over the span, percentiles of the :meth:`settled` requests."""
+        queued, latency = self.settled(self.queued), self.settled(self.latency)
         if not len(latency):
             raise ScaleError("every request was refused")
 
@@ -211,6 +218,8 @@ class _Run:
         arrivals = self.trace.arrivals[answered]
         span = float(np.nanmax(self.ended) - self.trace.arrivals[0]) if answered.any() else 0.0
         places = self.fleet.replicas * self.curve.slots
+        filling = FILLING * float(self.trace.sizes.steps.mean()) * self.pace[-1]
+        early = float((arrivals < self.trace.arrivals[0] + filling).mean()) if answered.any() else 0.0
         return Outcome(
             queued=self.seated[answered] - arrivals,
             latency=self.ended[answered] - arrivals + self.curve.request_seconds,
@@ -220,6 +229,7 @@ class _Run:
             busy=self.busy_seconds / (places * span) if span else 0.0,
             steps=self.passed,
             stepping=self.stepping,
+            warm_up=min(0.5, max(0.1, early)),
         )
 
 
