@@ -180,6 +180,45 @@ def test_a_guided_row_needs_two_slots(run: Run, chat_folder: Path, tmp_path: Pat
     assert "takes two slots" in jsonl(tmp_path / "out.errors.jsonl")[0]["reason"]
 
 
+def test_a_step_that_raises_costs_one_row(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The row that makes it raise again alone; an engine that always raises ends the run."""
+    decoder, poison = llm.engine.decoder, llm.tokenizer.encode("naïve")[0]  # type: ignore[union-attr]
+    plain, broken = decoder.step, False
+
+    def step(lanes: Any) -> Any:
+        seated = [r for r in llm.engine.scheduler.seated if r is not None]
+        if broken or any(poison in r.canvas.ids[: r.canvas.first] for r in seated):
+            raise RuntimeError("a kernel failed")
+        return plain(lanes)
+
+    monkeypatch.setattr(decoder, "step", step)
+    prompts = [f"1 + {i} =" for i in range(7)]
+    rows = [{"id": p, "prompt": p} for p in [*prompts[:3], "naïve", *prompts[3:]]]
+    source = write(tmp_path / "in.jsonl", rows)
+    args = args_of(source, tmp_path / "out.jsonl", raw=True)
+    count = run_batch(args, Answerer(llm, PARAMS, raw=True).answers)
+    assert (count.answered, count.bad) == (7, 1)
+    bad = jsonl(tmp_path / "out.errors.jsonl")[0]
+    assert (
+        bad["id"] == "naïve"
+        and bad["reason"] == "the engine failed on this row: RuntimeError: a kernel failed"
+    )
+    answers = {record["id"]: record["text"] for record in jsonl(tmp_path / "out.jsonl")}
+    assert answers == {p: o.text for p, o in zip(prompts, llm.generate(prompts, PARAMS), strict=True)}
+    broken = True
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        run_batch(
+            args_of(source, tmp_path / "other.jsonl", raw=True), Answerer(llm, PARAMS, raw=True).answers
+        )
+    broken = False
+    assert (
+        run_batch(
+            args_of(source, tmp_path / "other.jsonl", raw=True), Answerer(llm, PARAMS, raw=True).answers
+        ).left
+        == 0
+    )
+
+
 def test_repaired_rows_are_tried_again(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [{"id": "a", "prompt": "x"}, {"id": "b"}])
     args = args_of(source, tmp_path / "out.jsonl")

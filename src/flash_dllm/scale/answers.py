@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from flash_dllm.llm import LLM
-from flash_dllm.loop import Loop
 from flash_dllm.options import check_options
 from flash_dllm.outputs import Completion
 from flash_dllm.params import SamplingParams
@@ -17,6 +16,9 @@ from flash_dllm.scale.rows import BadRow, Row, RowError, reason_of
 
 Answer = dict[str, Any]
 """A row of the output."""
+Pair = tuple[Row, Job]
+FAILURES = 3
+"""Rows on which the engine fails one after the other, each alone, before it is taken to be the engine's fault."""
 
 
 class Answerer:
@@ -32,15 +34,19 @@ class Answerer:
         # A wrong option of the run would make every row a bad one.
         check_options(params, llm.method)
         self.llm, self.params, self.raw = llm, params, raw
-        self._loop = Loop(llm.engine)
+        self._loop = llm.loop
+        self._failures = 0
 
     def answers(self, rows: Iterable[Row]) -> Iterator[Answer | BadRow]:
         """What becomes of each row, in order of completion. Rows are taken as slots become free.
 
-        Closing the iterator early aborts what runs.
+        Closing the iterator early aborts what runs. A step that raises costs the row that makes it raise again alone.
+
+        Raises:
+            Exception: the engine itself does not work.
         """
         source = iter(rows)
-        waiting: list[tuple[Row, Job]] = []
+        waiting: list[Pair] = []
         # Twice the slots, so that a slot that becomes free finds the next row checked already.
         limit = 2 * self.llm.max_num_seqs
         try:
@@ -55,7 +61,13 @@ class Answerer:
                         waiting.append((row, job))
                 if not waiting:
                     return
-                self._loop.step()
+                try:
+                    self._loop.step()
+                except Exception:
+                    self._clear(waiting)
+                    failed, waiting = waiting, []
+                    yield from (self._alone(row) for row, _ in failed)
+                    continue
                 ended = [self._ended(job) for _, job in waiting]
                 ready = [self._collect(*pair) for pair, over in zip(waiting, ended, strict=True) if over]
                 waiting = [pair for pair, over in zip(waiting, ended, strict=True) if not over]
@@ -63,6 +75,31 @@ class Answerer:
         finally:
             for _, job in waiting:
                 self._loop.drop(job)
+
+    def _clear(self, pairs: list[Pair]) -> None:
+        for _, job in pairs:
+            self._loop.drop(job)
+        self.llm.engine.reset()
+
+    def _alone(self, row: Row) -> Answer | BadRow:
+        """Answer a row that was in the engine when a step raised, with nobody beside it.
+
+        Raises:
+            Exception: that of the step, if rows fail one after the other: then it is the engine.
+        """
+        job = self._job(row)
+        try:
+            self._loop.submit(job)
+            while not self._ended(job):
+                self._loop.step()
+        except Exception as exc:
+            self._clear([(row, job)])
+            self._failures += 1
+            if self._failures >= FAILURES:
+                raise
+            return BadRow(row.id, row.where, f"the engine failed on this row: {reason_of(exc)}", row.record())
+        self._failures = 0
+        return self._collect(row, job)
 
     def _job(self, row: Row) -> Job:
         params, value = row.params(self.params), row.value
