@@ -184,3 +184,29 @@ def test_marks_are_ordered() -> None:
     state = loaded((1, 2))
     assert state.known[0, :3].tolist() == [True, False, False]
     assert int((state.committed_at == MASKED).sum()) == 2 and int(state.inside.sum()) == 3
+
+
+def test_a_number_that_no_request_has_is_refused() -> None:
+    state = State(2, 8)
+    with pytest.raises(ValueError, match="'epsilom'"):
+        state.load(1, Canvas([1, 2], [False, True], (), {"epsilom": 0.5}))
+    assert state.phase.tolist() == [Phase.FREE, Phase.FREE]
+
+
+def test_a_slot_gets_its_numbers_and_loses_them() -> None:
+    state = State(3, 8)
+    empty = {name: line.clone() for name, line in state.num.items()}
+    state.load(
+        1, Canvas([1, 2, 3], [False, True, True], (7, 9), {"epsilon": 0.5, "top_k": 4, "stop_at_eos": False})
+    )
+    assert state.num["epsilon"].tolist() == pytest.approx([0.9, 0.5, 0.9])
+    assert state.num["top_k"].tolist() == [0, 4, 0] and state.num["stop_at_eos"].tolist() == [
+        True,
+        False,
+        True,
+    ]
+    assert state.total.tolist() == [0, 3, 0] and state.phase[1] == Phase.SWEEP
+    assert state.stop_ids[1].tolist()[:3] == [7, 9, -1]
+    state.clear(1)
+    assert all(torch.equal(state.num[name], line) for name, line in empty.items())
+    assert state.phase.sum() == Phase.FREE and state.total.sum() == 0 and (state.stop_ids == -1).all()

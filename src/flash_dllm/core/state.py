@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +29,20 @@ NUMBERS: dict[str, tuple[torch.dtype, float]] = {
     "pad": (torch.int64, 0),
 }
 """Per-request numbers: name -> (dtype, value of an empty slot). Tensors, so that a captured graph reads them."""
+_COUNTS = (
+    "step", "nfe", "rows", "first", "total", "block_step", "block_masks", "by_confidence", "by_verify", "unbounded",
+)  # fmt: skip
+_LINES: tuple[tuple[str, torch.dtype, float], ...] = (
+    ("phase", torch.int64, Phase.FREE),
+    *((name, torch.int64, 0) for name in _COUNTS),
+    ("stop_pos", torch.int64, NEVER),
+    ("block", torch.int64, -1),
+    ("blocks", torch.int64, 1),
+    ("bound", torch.float32, 0.0),
+    *((name, dtype, value) for name, (dtype, value) in NUMBERS.items()),
+)
+"""One number a slot: name, dtype, value of an empty slot. Those of a dtype lie in one tensor, a line each, so that a
+request enters with one copy a dtype."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,22 @@ class State:
     :data:`NUMBERS`.
     """
 
+    phase: Tensor
+    step: Tensor
+    nfe: Tensor
+    rows: Tensor
+    first: Tensor
+    total: Tensor
+    stop_pos: Tensor
+    block: Tensor
+    blocks: Tensor
+    block_step: Tensor
+    block_masks: Tensor
+    bound: Tensor
+    by_confidence: Tensor
+    by_verify: Tensor
+    unbounded: Tensor
+
     def __init__(self, slots: int, positions: int, stop_width: int = 8, device: str | torch.device = "cpu"):
         self.slots, self.positions = slots, positions
         self.device = torch.device(device)
@@ -73,9 +104,6 @@ class State:
         def grid(dtype: torch.dtype, value: float) -> Tensor:
             # One spare column takes the writes of entries that are not selected.
             return torch.full((slots, positions + 1), value, dtype=dtype, device=self.device)
-
-        def line(dtype: torch.dtype, value: float) -> Tensor:
-            return torch.full((slots,), value, dtype=dtype, device=self.device)
 
         self._ids = grid(torch.int64, 0)
         self._committed_at = grid(torch.int32, OUTSIDE)
@@ -85,23 +113,22 @@ class State:
         self._draft_prob = grid(torch.float32, 0.0)
         self._log_prob = grid(torch.float32, 0.0)
         self._pass_at = grid(torch.int32, 0)
-        self.phase = line(torch.int64, Phase.FREE)
-        self.step = line(torch.int64, 0)
-        self.nfe = line(torch.int64, 0)
-        self.rows = line(torch.int64, 0)
-        self.first = line(torch.int64, 0)
-        self.total = line(torch.int64, 0)
-        self.stop_pos = line(torch.int64, NEVER)
-        self.block = line(torch.int64, -1)
-        self.blocks = line(torch.int64, 1)
-        self.block_step = line(torch.int64, 0)
-        self.block_masks = line(torch.int64, 0)
-        self.bound = line(torch.float32, 0.0)
-        self.by_confidence = line(torch.int64, 0)
-        self.by_verify = line(torch.int64, 0)
-        self.unbounded = line(torch.int64, 0)
+        self._packed = {
+            dtype: torch.tensor([value for _, kind, value in _LINES if kind == dtype], dtype=dtype)
+            .to(self.device)[:, None]
+            .repeat(1, slots)
+            for dtype in (torch.int64, torch.float32, torch.bool)
+        }
+        self.num: dict[str, Tensor] = {}
+        taken = dict.fromkeys(self._packed, 0)
+        for name, dtype, _ in _LINES:
+            view = self._packed[dtype][taken[dtype]]
+            taken[dtype] += 1
+            if name in NUMBERS:
+                self.num[name] = view
+            else:
+                setattr(self, name, view)
         self.stop_ids = torch.full((slots, stop_width), -1, dtype=torch.int64, device=self.device)
-        self.num = {name: line(dtype, value) for name, (dtype, value) in NUMBERS.items()}
 
         # Views without the spare column; every update is in place, so they stay valid.
         self.ids = self._ids[:, :positions]
@@ -151,21 +178,23 @@ class State:
         n = len(canvas.ids)
         if n > self.positions:
             raise ValueError(f"a canvas of {n} positions does not fit a slot of {self.positions}")
-        self.clear(slot)
-        ids = torch.tensor(canvas.ids, dtype=torch.int64)
+        if unknown := sorted(set(canvas.numbers) - set(NUMBERS)):
+            raise ValueError(f"a request has no number {unknown[0]!r}")
+        self._forget(slot)
         masked = torch.tensor(canvas.masked)
-        self._ids[slot, :n] = ids.to(self.device)
-        marks = torch.where(masked, MASKED, GIVEN).to(torch.int32)
-        self._committed_at[slot, :n] = marks.to(self.device)
-        self.first[slot], self.total[slot] = canvas.first, n
-        for column, token in enumerate(canvas.stop_ids):
-            self.stop_ids[slot, column] = token
-        for name, value in canvas.numbers.items():
-            self.num[name][slot] = value
-        self.phase[slot] = Phase.SWEEP
+        self._ids[slot, :n] = self._sent(torch.tensor(canvas.ids, dtype=torch.int64))
+        self._committed_at[slot, :n] = self._sent(torch.where(masked, MASKED, GIVEN).to(torch.int32))
+        stops = [*canvas.stop_ids, *[-1] * (self.stop_ids.shape[1] - len(canvas.stop_ids))]
+        self.stop_ids[slot] = self._sent(torch.tensor(stops))
+        self._set(slot, {"phase": Phase.SWEEP, "first": canvas.first, "total": n, **canvas.numbers})
 
     def clear(self, slot: int) -> None:
         """Make a slot FREE and forget what was in it."""
+        self._forget(slot)
+        self.stop_ids[slot] = -1
+        self._set(slot, {})
+
+    def _forget(self, slot: int) -> None:
         for grid, value in (
             (self._ids, 0),
             (self._committed_at, OUTSIDE),
@@ -177,15 +206,18 @@ class State:
             (self._pass_at, 0),
         ):
             grid[slot] = value
-        for line in (self.step, self.nfe, self.rows, self.first, self.total, self.block_step):
-            line[slot] = 0
-        for line in (self.block_masks, self.bound, self.by_confidence, self.by_verify, self.unbounded):
-            line[slot] = 0
-        self.stop_pos[slot], self.block[slot], self.blocks[slot] = NEVER, -1, 1
-        self.stop_ids[slot] = -1
-        for name, (_, value) in NUMBERS.items():
-            self.num[name][slot] = value
-        self.phase[slot] = Phase.FREE
+
+    def _set(self, slot: int, values: Mapping[str, float]) -> None:
+        """Give a slot's numbers these values, and all others those of an empty slot; one copy a dtype."""
+        for dtype, lines in self._packed.items():
+            column = [values.get(name, value) for name, kind, value in _LINES if kind == dtype]
+            lines[:, slot] = self._sent(torch.tensor(column, dtype=dtype))
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """On the state's device. From pageable memory a GPU's copy would wait for all work that is queued."""
+        if self.device.type != "cuda":
+            return x.to(self.device)
+        return x.pin_memory().to(self.device, non_blocking=True)
 
     def put(self, name: str, pos: Tensor, value: Tensor | float | bool, take: Tensor) -> None:
         """Write ``value`` [S, C] at ``pos`` [S, C] of grid ``name`` where ``take`` [S, C]."""
