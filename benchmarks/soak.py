@@ -36,6 +36,7 @@ HANG_UP, WRONG, CHAT, STREAM = 0.25, 0.05, 0.5, 0.5
 """Shares of the requests: those whose client hangs up, those with an error in them, chats, streams."""
 QUEUE = 150
 """Answers that may wait: fewer than there are clients, so that some are told to come back (429)."""
+SHARES = (("p50", 0.5), ("p99", 0.99))
 GIVE_UP = 120.0
 """Seconds after which a request without an answer counts as lost."""
 
@@ -131,10 +132,12 @@ class Client:
             await self._later(reply)
             return
         assert reply.status_code == 200, reply.text
-        self.seen.answer(text_of(reply.json()), known, time.monotonic() - began)
+        found = reply.json()
+        self.seen.answer(text_of(found), known, time.monotonic() - began, found["choices"][0]["diffusion"])
 
     async def _stream(self, path: str, body: dict[str, Any], known: str) -> None:
         began, text, last = time.monotonic(), "", ""
+        facts: dict[str, Any] = {}
         async with self.http.stream("POST", path, json=body) as reply:
             if reply.status_code == 429:
                 await self._later(reply)
@@ -145,10 +148,11 @@ class Client:
                     chunk = json.loads(line[6:])
                     assert "error" not in chunk, chunk
                     choice = chunk["choices"][0]
+                    facts = choice.get("diffusion", {})
                     text += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
                 last = line or last
         assert last == "data: [DONE]", "a stream was cut off"
-        self.seen.answer(text, known, time.monotonic() - began)
+        self.seen.answer(text, known, time.monotonic() - began, facts)
 
     async def _later(self, reply: httpx.Response) -> None:
         self.seen.count["busy"] += 1
@@ -160,7 +164,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.count: collections.Counter[str] = collections.Counter()
-        self.seconds: list[float] = []
+        self.seconds: dict[str, list[float]] = {"latency": [], "queue": [], "decode": [], "rest": []}
         self.errors: list[str] = []
 
     def expect(self, true: bool, name: str, error: str) -> None:
@@ -169,16 +173,19 @@ class Seen:
         else:
             self.lose(error)
 
-    def answer(self, text: str, known: str, seconds: float) -> None:
-        self.seconds.append(seconds)
+    def answer(self, text: str, known: str, seconds: float, facts: dict[str, Any]) -> None:
+        queue, decode = facts["queued_seconds"], facts["decode_seconds"]
+        times = {"latency": seconds, "queue": queue, "decode": decode, "rest": seconds - queue - decode}
+        for name, value in times.items():
+            self.seconds[name].append(value)
         self.expect(text == known, "answers", f"{text!r} in place of {known!r}")
 
     def lose(self, error: str) -> None:
         self.count["errors"] += 1
         self.errors.append(error[:300])
 
-    def percentile(self, share: float) -> float:
-        found = sorted(self.seconds)
+    def percentile(self, name: str, share: float) -> float:
+        found = sorted(self.seconds[name])
         return round(found[min(len(found) - 1, int(share * len(found)))], 3) if found else 0.0
 
 
@@ -223,12 +230,13 @@ async def _soak(server: Server, model: str, seconds: float, clients: int, slots:
         "seconds": round(ran, 1), "requests": done["requests"], "answers": done["answers"],
         "disconnects": done["disconnects"], "refused_400": done["wrong"], "busy_429": done["busy"],
         "errors": done["errors"], "first_errors": seen.errors[:5],
-        "latency_p50_s": seen.percentile(0.5), "latency_p99_s": seen.percentile(0.99),
+        **{f"{name}_{key}_s": seen.percentile(name, share) for name in seen.seconds for key, share in SHARES},
         "memory_mib": {"start": memory[0], "after_warm_up": memory[len(memory) // 4], "end": memory[-1]},
         "left": left, "exit_code": code,
         "versions": versions(),
-        "counting": "answers: complete and equal to the answer alone; latency: of those, from request to last byte, "
-        "queue included; memory: resident set of the server process, warm-up is the first quarter",
+        "counting": "answers: complete and equal to the answer alone; latency: of those, from request to last byte; "
+        "queue and decode: its parts as the server says; rest: what is left, on both sides; memory: resident set "
+        "of the server process, warm-up is the first quarter",
     }  # fmt: skip
 
 
