@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from flash_dllm.eval import run as running
-from flash_dllm.eval.answers import Answerer, Ask, Policy
-from flash_dllm.eval.journal import Answer
+from flash_dllm.eval.answers import Answerer, Policy
 from flash_dllm.eval.run import Settings, evaluate
 from flash_dllm.params import EngineArgs, SamplingParams
 from tests.checkpoints import write_checkpoint
@@ -36,32 +34,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineArgs:
     """A random model with room for five-shot prompts."""
     folder = write_checkpoint(tmp_path_factory.mktemp("models") / "long", max_sequence_length=6000)
     return EngineArgs(model=str(folder), device="cpu", max_model_len=6000, max_num_seqs=2)
-
-
-class GoldAnswers(Answerer):
-    """Says what the data set says."""
-
-    spoil = ""
-
-    def answer(self, asks: list[Ask]) -> list[Answer]:
-        gold = {
-            "gsm8k": [row["answer"] for row in rows("gsm8k-test")],
-            "minerva_math500": [row["solution"] for row in MATH],
-            "humaneval": [row["canonical_solution"] for row in rows("humaneval")],
-            "mbpp": [row["code"] for row in rows("mbpp") if row["task_id"] >= 11],
-        }
-        made = []
-        for ask in asks:
-            text = self.spoil or gold[ask.task][ask.doc]
-            made.append(
-                Answer("", ask.task, ask.doc, text, text, "stop", 9, 0, 8, 8, 4, 4, 40, 0.1, 0.0, 0.5, 0)
-            )
-        self.answers += made
-        return made
-
-
-class WrongAnswers(GoldAnswers):
-    spoil = "I do not know (1"
 
 
 def check_scores(report: dict[str, Any], right: bool) -> None:
@@ -154,9 +126,8 @@ def test_the_harness_end_to_end(
     (line,) = (tmp_path / "chat" / "samples_humaneval.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["arguments"][0][0].startswith("<|startoftext|><|start_header_id|>user")
 
-    for kind, right in ((GoldAnswers, True), (WrongAnswers, False)):
-        monkeypatch.setattr(running, "Answerer", kind)
-        check_scores(evaluate(engine, replace(settings, limit=None), policy), right)
+    for kind, right in (("gold", True), ("broken", False)):
+        check_scores(evaluate(engine, replace(settings, limit=None, answers=kind), policy), right)
     check_likelihood(engine, Answerer(running_llm(engine)))
 
 

@@ -106,6 +106,12 @@ def test_early_tokens_are_counted_among_those_that_wait() -> None:
     assert seen["share"] == pytest.approx(7 / 14) and seen["steps"] == 3
 
 
+def test_token_by_token_a_sure_candidate_is_right() -> None:
+    sure = Moment([MASK] * 4, [(0, 7, 0.9), (1, 7, 0.8), (2, 8, 0.2), (3, 7, 0.95)], frozenset({3}))
+    seen = early([Recording([sure], [7] * 4, 0)], MASK)
+    assert seen["by_token"]["value"] == pytest.approx(0.99, abs=0.01) and seen["by_token"]["interval"] is None
+
+
 def test_correlations_of_known_data() -> None:
     rising = [made((0.1 * i, i, 10), (0.1 * i + 0.05, i + 1, 10)) for i in range(1, 8)]
     seen = early(rising, MASK)

@@ -64,6 +64,9 @@ def evaluate_tasks(
     log_samples: Annotated[bool, typer.Option("--log-samples/--no-log-samples", help="save them")] = True,
     include_path: Annotated[Path | None, typer.Option(help="folder of your own task files")] = None,
     mc_num: Annotated[int, typer.Option(min=1, help="random maskings of a likelihood")] = 128,
+    answers: Annotated[
+        str, typer.Option(help="model; gold or broken check the scoring: the data's own answers, or nonsense")
+    ] = "model",
     harness: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="further argument of lm_eval's simple_evaluate"),
@@ -82,7 +85,7 @@ def evaluate_tasks(
         fewshot_as_multiturn=fewshot_as_multiturn, system_instruction=system_instruction,
         gen_kwargs=_gen_kwargs(gen_kwargs, params), log_samples=log_samples, include_path=include_path,
         confirm_run_unsafe_code=confirm_run_unsafe_code, mc_num=mc_num, add_bos=add_bos,
-        harness=dict(map(_pair, harness or [])),
+        harness=dict(map(_pair, harness or [])), answers=_one_of("answers", answers, "model", "gold", "broken"),
     )  # fmt: skip
     policy = Policy(
         params,

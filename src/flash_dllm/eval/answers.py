@@ -65,12 +65,13 @@ class Policy:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: its task and row, the prompt, and the task's generation settings."""
+    """One request: its task and the number of its row (and the row), the prompt, the task's generation settings."""
 
     task: str
     doc: int
     text: str
     settings: Mapping[str, Any]
+    row: Mapping[str, Any] | None = None
 
 
 @dataclass

@@ -111,7 +111,7 @@ class FlashDLLM(LM):  # type: ignore[misc]
         asks = []
         for request in requests:
             text, settings = request.args
-            asks.append(Ask(str(request.task_name), int(request.doc_id or 0), text, settings))
+            asks.append(Ask(str(request.task_name), int(request.doc_id or 0), text, settings, request.doc))
         answers = self.answerer.answer(asks)
         for request, answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, answer.text)

@@ -106,8 +106,8 @@ def _concentration(seen: Mapping[str, Any]) -> Iterator[str]:
 def _early(seen: Mapping[str, Any]) -> Iterator[str]:
     title = "A step's average confidence against its early-decodable tokens (right, but not committed yet):"
     yield from ("", title, "")
-    for name in ("pearson", "spearman"):
-        part = seen[name]
+    for key, name in (("pearson", "Pearson"), ("spearman", "Spearman"), ("by_token", "token by token")):
+        part = seen[key]
         if part is not None:
             interval = (
                 f", 95 % interval {part['interval'][0]} to {part['interval'][1]}" if part["interval"] else ""

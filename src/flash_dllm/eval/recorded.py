@@ -121,13 +121,17 @@ def early(recordings: Sequence[Recording], mask_id: int) -> dict[str, Any]:
     Candidates that were never decoded (behind the end of the answer) do not count.
 
     Returns:
-        Pearson's and Spearman's correlation over all steps with 95 % intervals (resampled by decoding, since the steps
-        of one are not independent), the mean confidence by number of such tokens, and their share of the uncommitted.
+        Pearson's and Spearman's correlation over all steps, and Pearson's between each waiting candidate's confidence
+        and its being right, with 95 % intervals (resampled by decoding, since the steps of one are not independent);
+        the mean confidence by number of such tokens; their share of the uncommitted.
     """
-    per = [_pairs(r, mask_id) for r in recordings]
-    per = [p for p in per if len(p)]
+    per = [p for p in (_pairs(r, mask_id) for r in recordings) if len(p)]
     if not per:
-        return {"steps": 0, "decodings": 0, "pearson": None, "spearman": None, "by_count": [], "share": None}
+        return dict.fromkeys(("pearson", "spearman", "by_token", "share")) | {
+            "steps": 0,
+            "decodings": 0,
+            "by_count": [],
+        }
     every = np.concatenate(per)
     counts = every[:, 1].astype(int)
     by_count = [
@@ -142,6 +146,7 @@ def early(recordings: Sequence[Recording], mask_id: int) -> dict[str, Any]:
     return {
         "steps": len(every), "decodings": len(per),
         "pearson": _with_interval(per, _pearson), "spearman": _with_interval(per, _spearman),
+        "by_token": _with_interval([_tokens(r, mask_id) for r in recordings], _pearson),
         "share": round(float(counts.sum() / waiting), 4) if waiting else None, "by_count": by_count,
     }  # fmt: skip
 
@@ -156,6 +161,17 @@ def _pairs(recording: Recording, mask_id: int) -> np.ndarray:
             right = sum(recording.final[p] == t for p, t in waiting)
             rows.append((sum(c for _, _, c in real) / len(real), right, len(waiting)))
     return np.array(rows, dtype=float).reshape(-1, 3)
+
+
+def _tokens(recording: Recording, mask_id: int) -> np.ndarray:
+    """Confidence of each uncommitted candidate of each step, and whether it is right, [candidates, 2]."""
+    pairs = [
+        (confidence, recording.final[position] == token)
+        for moment in recording.moments
+        for position, token, confidence in moment.candidates
+        if position not in moment.committed and recording.final[position] != mask_id
+    ]
+    return np.array(pairs, dtype=float).reshape(-1, 2)
 
 
 def _pearson(pairs: np.ndarray) -> float:

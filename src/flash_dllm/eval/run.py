@@ -43,6 +43,8 @@ class Settings:
         confirm_run_unsafe_code: needed for humaneval and mbpp, whose answers are run (in a sandbox).
         include_path: folder of the user's own task files.
         mc_num: random maskings of a likelihood.
+        add_bos: put the tokenizer's first token before each prompt.
+        answers: ``model``; ``gold`` and ``broken`` check the scoring with the data's own answers and with nonsense.
     """
 
     tasks: tuple[str, ...]
@@ -59,6 +61,7 @@ class Settings:
     harness: dict[str, Any] = field(default_factory=dict)
     mc_num: int = 128
     add_bos: bool = False
+    answers: str = "model"
 
     @property
     def names(self) -> list[str]:
@@ -71,7 +74,7 @@ class Settings:
             "num_fewshot": self.num_fewshot, "apply_chat_template": self.apply_chat_template,
             "fewshot_as_multiturn": self.fewshot_as_multiturn, "system_instruction": self.system_instruction,
             "gen_kwargs": self.gen_kwargs, "harness": {k: str(v) for k, v in self.harness.items()},
-            "data": "hub" if self.data_dir is None else str(self.data_dir.resolve()),
+            "data": "hub" if self.data_dir is None else str(self.data_dir.resolve()), "answers": self.answers,
         }  # fmt: skip
 
 
@@ -137,7 +140,7 @@ def evaluate(
             None if output is None else output / "answers.jsonl", fingerprint(llm, policy, settings)
         )
         stack.enter_context(journal)
-        answerer = Answerer(llm, policy, journal)
+        answerer = _answerers()[settings.answers](llm, policy, journal)
         results = {}
         stack.enter_context(_harness(offline=settings.data_dir is not None))
         for name, result in _run_tasks(answerer, settings, include):
@@ -146,6 +149,12 @@ def evaluate(
         if output is not None:
             write(made, results if settings.log_samples else {}, output)
         return made
+
+
+def _answerers() -> dict[str, type[Answerer]]:
+    from flash_dllm.eval.gold import BrokenAnswerer, GoldAnswerer
+
+    return {"model": Answerer, "gold": GoldAnswerer, "broken": BrokenAnswerer}
 
 
 def _settled(policy: Policy, settings: Settings, llm: LLM) -> Policy:
