@@ -79,9 +79,18 @@ def create_app(
     app.add_middleware(Gate, api_key=api_key, max_body=limits.max_body)
     folder = static_dir if static_dir is not None else _pages()
     if folder is not None:
-        # Not a mount at "/", which would also take the requests that a route refuses for their method.
-        app.router.default = StaticFiles(directory=folder, html=True)
+        _serve_pages(app, folder)
     return app
+
+
+def _serve_pages(app: FastAPI, folder: str | Path) -> None:
+    """Files for whatever no route knows: a mount at "/" would also take what a route refuses for its method."""
+    files, nothing = StaticFiles(directory=folder, html=True), app.router.default
+
+    async def pages(scope: Any, receive: Any, send: Any) -> None:
+        await (files if scope["type"] == "http" else nothing)(scope, receive, send)
+
+    app.router.default = pages
 
 
 def _pages() -> Path | None:

@@ -42,7 +42,7 @@ class TextChangedError(Exception):
     """A request was decoded again after a fault and came out differently from what its stream has sent."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """One answer of a ticket.
 
@@ -100,7 +100,7 @@ class Answer:
         return new
 
 
-@dataclass
+@dataclass(eq=False)
 class Ticket:
     """One HTTP request: one or several answers of one method.
 
