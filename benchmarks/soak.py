@@ -37,7 +37,7 @@ HANG_UP, WRONG, CHAT, STREAM = 0.25, 0.05, 0.5, 0.5
 QUEUE = 150
 """Answers that may wait: fewer than there are clients, so that some are told to come back (429)."""
 SHARES = (("p50", 0.5), ("p99", 0.99))
-GIVE_UP = 120.0
+GIVE_UP = 300.0
 """Seconds after which a request without an answer counts as lost."""
 
 
