@@ -45,6 +45,15 @@ _LINES: tuple[tuple[str, torch.dtype, float], ...] = (
 request enters with one copy a dtype."""
 
 
+def lines(packed: Mapping[torch.dtype, Tensor]) -> dict[str, Tensor]:
+    """The lines by name, views of ``packed``: a tensor [lines of the dtype, S] for each dtype."""
+    named, taken = {}, dict.fromkeys(packed, 0)
+    for name, dtype, _ in _LINES:
+        named[name] = packed[dtype][taken[dtype]]
+        taken[dtype] += 1
+    return named
+
+
 @dataclass(frozen=True)
 class Canvas:
     """What a request puts into a slot (host side).
@@ -113,21 +122,18 @@ class State:
         self._draft_prob = grid(torch.float32, 0.0)
         self._log_prob = grid(torch.float32, 0.0)
         self._pass_at = grid(torch.int32, 0)
-        self._packed = {
+        self.packed = {
             dtype: torch.tensor([value for _, kind, value in _LINES if kind == dtype], dtype=dtype)
             .to(self.device)[:, None]
             .repeat(1, slots)
             for dtype in (torch.int64, torch.float32, torch.bool)
         }
         self.num: dict[str, Tensor] = {}
-        taken = dict.fromkeys(self._packed, 0)
-        for name, dtype, _ in _LINES:
-            view = self._packed[dtype][taken[dtype]]
-            taken[dtype] += 1
+        for name, line in lines(self.packed).items():
             if name in NUMBERS:
-                self.num[name] = view
+                self.num[name] = line
             else:
-                setattr(self, name, view)
+                setattr(self, name, line)
         self.stop_ids = torch.full((slots, stop_width), -1, dtype=torch.int64, device=self.device)
 
         # Views without the spare column; every update is in place, so they stay valid.
@@ -209,9 +215,9 @@ class State:
 
     def _set(self, slot: int, values: Mapping[str, float]) -> None:
         """Give a slot's numbers these values, and all others those of an empty slot; one copy a dtype."""
-        for dtype, lines in self._packed.items():
+        for dtype, block in self.packed.items():
             column = [values.get(name, value) for name, kind, value in _LINES if kind == dtype]
-            lines[:, slot] = self._sent(torch.tensor(column, dtype=dtype))
+            block[:, slot] = self._sent(torch.tensor(column, dtype=dtype))
 
     def _sent(self, x: Tensor) -> Tensor:
         """On the state's device. From pageable memory a GPU's copy would wait for all work that is queued."""

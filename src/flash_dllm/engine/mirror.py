@@ -5,14 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_dllm.core.state import State
+from flash_dllm.core.state import State, lines
 
 from .request import Request
 
 GRIDS = ("ids", "committed_at", "log_prob", "pass_at")
-LINES = (
-    "phase", "step", "nfe", "rows", "stop_pos", "bound", "by_confidence", "by_verify", "unbounded",
-)  # fmt: skip
 
 
 class Mirror:
@@ -24,7 +21,7 @@ class Mirror:
     Attributes:
         tenants: who sat in each slot when the step was launched.
         bad: [S] bool, the step's confidences were not finite.
-        ids, committed_at, log_prob, pass_at: [S, L], and the lines of :data:`LINES`, [S], as in the state.
+        ids, committed_at, log_prob, pass_at: [S, L], and the lines, [S], as in the state.
     """
 
     ids: Tensor
@@ -45,13 +42,20 @@ class Mirror:
         self.tenants: list[Request | None] = []
         self._copies = copies
         self._done: torch.cuda.Event | None = None
-        pinned = state.device.type == "cuda"
-        for name in (*GRIDS, *LINES):
-            source: Tensor = getattr(state, name)
-            if copies:
-                source = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
-            setattr(self, name, source)
-        self.bad = torch.empty(state.slots, dtype=torch.bool, pin_memory=pinned and copies)
+        self._pinned = copies and state.device.type == "cuda"
+        for name in GRIDS:
+            setattr(self, name, self._like(getattr(state, name)))
+        # All lines of a dtype are one copy.
+        self._packed = {dtype: self._like(block) for dtype, block in state.packed.items()}
+        for name, line in lines(self._packed).items():
+            setattr(self, name, line)
+        self.bad = torch.empty(state.slots, dtype=torch.bool, pin_memory=self._pinned)
+
+    def _like(self, source: Tensor) -> Tensor:
+        """Room on the host for a copy, or the tensor itself where nothing is copied."""
+        if not self._copies:
+            return source
+        return torch.empty(source.shape, dtype=source.dtype, pin_memory=self._pinned)
 
     def look(self, state: State, bad: Tensor, tenants: list[Request | None]) -> None:
         """Start to copy the state as the work queued so far leaves it."""
@@ -59,8 +63,10 @@ class Mirror:
         if not self._copies:
             self.bad = bad
             return
-        for name in (*GRIDS, *LINES):
+        for name in GRIDS:
             getattr(self, name).copy_(getattr(state, name), non_blocking=True)
+        for dtype, block in self._packed.items():
+            block.copy_(state.packed[dtype], non_blocking=True)
         self.bad.copy_(bad, non_blocking=True)
         if state.device.type == "cuda":
             self._done = torch.cuda.Event()

@@ -42,7 +42,9 @@ class CudaTape:
 
     def __init__(self, step: Callable[[], StepRecord], pool: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with held_tables() as self._tables, torch.cuda.graph(self._graph, pool=pool):
+        # Other threads may go on using the GPU meanwhile.
+        capture = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
+        with held_tables() as self._tables, capture:
             self._record = step()
 
     def play(self) -> StepRecord:
