@@ -101,6 +101,9 @@ def test_a_prompt_that_is_too_long_is_an_error(llm: LLM) -> None:
         EvalError, match=r"1 of 2 prompts do not fit max_model_len=256.*gsm8k, problem 7.*--num-fewshot"
     ):
         Answerer(llm).answer([Ask("gsm8k", 6, "the", SHORT), long])
+    roomier = LLM.from_args(llm.args.model_copy(update={"max_model_len": 64}), llm.loaded)
+    with pytest.raises(EvalError, match=r"--max-model-len \(at most 256\)"):
+        Answerer(roomier).answer([Ask("gsm8k", 7, "the cat sat " * 20, SHORT)])
     hopeless = Ask("gsm8k", 1, "the", {**SHORT, "max_gen_toks": 256})
     with pytest.raises(EvalError, match=r"--max-tokens\)$"):
         Answerer(llm, Policy(too_long="truncate")).answer([hopeless])

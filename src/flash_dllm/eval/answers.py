@@ -150,10 +150,12 @@ class Answerer:
         hopeless = excess >= prompt
         if self.policy.too_long == "truncate" and not hopeless:
             return
+        most = self.llm.loaded.config.max_positions
+        larger = f", a larger --max-model-len (at most {most})" if most > self.llm.max_model_len else ""
         raise EvalError(
             f"{len(over)} of {total} prompts do not fit max_model_len={self.llm.max_model_len}; the longest (task "
             f"{ask.task}, problem {ask.doc}) has {prompt} tokens and is to get {length} more: fewer examples "
-            "(--num-fewshot), a shorter answer (--max-tokens)"
+            f"(--num-fewshot), a shorter answer (--max-tokens){larger}"
             + (
                 ""
                 if hopeless

@@ -249,7 +249,9 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
     """What a reader must know beside the numbers."""
     notes = []
     if report["prompts"]["answers"] != "model":
-        notes.append(f"A check of the scoring: the answers are {report['prompts']['answers']}, not the model's.")
+        notes.append(
+            f"A check of the scoring: the answers are {report['prompts']['answers']}, not the model's."
+        )
     if report["sandbox"]:
         notes.append(f"Code ran in a sandbox: {report['sandbox']}.")
     for name, task in report["tasks"].items():

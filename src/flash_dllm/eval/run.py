@@ -227,20 +227,23 @@ def _run_tasks(
         if name not in manager.all_tasks:
             raise EvalError(f"task {name!r} is not known to lm_eval {_version('lm_eval')}")
     for name in settings.names:
-        result = simple_evaluate(
-            model=lm,
-            tasks=[name],
-            task_manager=manager,
-            limit=settings.limit,
-            num_fewshot=settings.num_fewshot,
-            apply_chat_template=settings.apply_chat_template,
-            fewshot_as_multiturn=settings.fewshot_as_multiturn,
-            system_instruction=settings.system_instruction,
-            gen_kwargs=settings.gen_kwargs or None,
-            confirm_run_unsafe_code=settings.confirm_run_unsafe_code,
-            log_samples=True,
-            **settings.harness,
-        )
+        try:
+            result = simple_evaluate(
+                model=lm,
+                tasks=[name],
+                task_manager=manager,
+                limit=settings.limit,
+                num_fewshot=settings.num_fewshot,
+                apply_chat_template=settings.apply_chat_template,
+                fewshot_as_multiturn=settings.fewshot_as_multiturn,
+                system_instruction=settings.system_instruction,
+                gen_kwargs=settings.gen_kwargs or None,
+                confirm_run_unsafe_code=settings.confirm_run_unsafe_code,
+                log_samples=True,
+                **settings.harness,
+            )
+        except ConnectionError as error:
+            raise EvalError(f"task {name}: {error}; for files of your own give --data-dir") from error
         assert result is not None
         yield name, dict(result)
 
