@@ -1,11 +1,16 @@
 """The queueing simulation against a measured server: one engine on the CPU, Poisson load, several loads.
 
     python benchmarks/simulation.py --output benchmarks/results/simulation-cpu.json
+    python benchmarks/simulation.py --pace 0.1,0.025 --tokens 24 --output benchmarks/results/simulation-paced.json
 
 First the time of a step by busy slots is measured in this process, and the steps of every prompt's answer. Then a
 server process gets an open-loop load, and the simulation, which knows only the curve, the steps and the arrival times,
 predicts the latencies. The curve is measured before and after each load, since other programs may share the machine;
 the mean of the two is what the simulation gets.
+
+``--pace FIRST,MORE`` lets every step of the engine, here and in the server, wait until it has taken FIRST seconds and
+MORE for every further busy slot. Then little depends on how busy the machine is, and what is left is an error of the
+queueing model: the real server and its clients, the real engine and its slots, steps of known length.
 
 ``own_steps`` is the same with the curve stretched until a mean step takes as long as the server says that its steps did
 during the load. It is no prediction; it tells an error of the queueing model from one of the curve.
@@ -35,10 +40,13 @@ from flash_dllm import LLM, SamplingParams
 from flash_dllm.bench.ablations import problem_set
 from flash_dllm.bench.facts import facts
 from flash_dllm.bench.serve import Target, arrivals, measure_serve
+from flash_dllm.cli import main as command_line
+from flash_dllm.core.step import Decoder
+from flash_dllm.core.types import Lanes
 from flash_dllm.scale.curve import Curve, Sizes
 from flash_dllm.scale.simulate import Fleet, Trace, simulate
 
-MODEL, TOKENS = "flash-dllm/tiny-dream", 48
+MODEL = "flash-dllm/tiny-dream"
 RUNS = 200
 """Simulated loads of the same length, for the range in which a measured percentile may fall by chance."""
 
@@ -48,9 +56,25 @@ def prompts(count: int) -> list[str]:
     return [sample.messages[-1][1] for sample in problem_set("gsm", count, 0) if sample.messages]
 
 
-def step_seconds(llm: LLM, talks: list[Any], busy: int, steps: int) -> float:
+def slow_down(pace: str | None) -> None:
+    """Let steps take FIRST seconds, and MORE for every further busy slot."""
+    if pace is None:
+        return
+    first, more = map(float, pace.split(","))
+    plain = Decoder.step
+
+    def step(self: Decoder, lanes: Lanes) -> Any:
+        began = time.perf_counter()
+        record = plain(self, lanes)
+        busy = len(lanes.run) + len(lanes.sweep)
+        time.sleep(max(0.0, first + more * (busy - 1) - (time.perf_counter() - began)))
+        return record
+
+    Decoder.step = step  # type: ignore[method-assign]
+
+
+def step_seconds(llm: LLM, talks: list[Any], params: SamplingParams, busy: int, steps: int) -> float:
     """Mean time of ``steps`` engine steps with ``busy`` slots, whose requests are replaced as they end."""
-    params = SamplingParams(max_tokens=TOKENS)
     engine, seconds, done, at = llm.engine, 0.0, 0, 0
     while done < steps:
         while len(engine.scheduler.busy) + len(engine.scheduler.queue) < busy:
@@ -66,20 +90,20 @@ def step_seconds(llm: LLM, talks: list[Any], busy: int, steps: int) -> float:
     return seconds / steps
 
 
-def measure_curve(llm: LLM, talks: list[Any], slots: int, steps: int) -> dict[int, float]:
+def measure_curve(llm: LLM, talks: list[Any], params: SamplingParams, steps: int) -> dict[int, float]:
     """Seconds of a step for every number of busy slots; in small turns, so that a disturbance meets all alike."""
     turns = 4
-    found: dict[int, list[float]] = {busy: [] for busy in range(1, slots + 1)}
+    found: dict[int, list[float]] = {busy: [] for busy in range(1, llm.max_num_seqs + 1)}
     for _ in range(turns):
         for busy in found:
-            found[busy].append(step_seconds(llm, talks, busy, steps // turns))
+            found[busy].append(step_seconds(llm, talks, params, busy, steps // turns))
     return {busy: statistics.fmean(values) for busy, values in found.items()}
 
 
 @contextmanager
-def server(slots: int) -> Iterator[str]:
+def server(slots: int, pace: str | None) -> Iterator[str]:
     """A server process; gives its address."""
-    command = [sys.executable, "-m", "flash_dllm", "serve", MODEL, "--device", "cpu", "--port", "0"]
+    command = [sys.executable, __file__, "serve", pace or "", MODEL, "--device", "cpu", "--port", "0"]
     command += ["--max-num-seqs", str(slots), "--max-queue", "100000"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -161,10 +185,16 @@ def idle_overhead(target: Target, texts: list[str], steps: list[int], step: floa
     for text, count in list(zip(texts, steps, strict=True))[:12]:
         seen = measure_serve(target, [text], float("inf"), 1)
         over.append(seen["last_token_s"]["p50"] - count * step)
-    return max(0.0, statistics.median(over))
+    # The least: whatever else the machine did only adds.
+    return max(0.0, min(over))
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        slow_down(sys.argv[2] or None)
+        sys.argv[1:] = ["serve", *sys.argv[3:]]
+        command_line()
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--loads", default="0.3,0.6,0.85", help="shares of the capacity that the curve predicts"
@@ -172,21 +202,26 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--steps", type=int, default=80, help="timed steps for each number of busy slots")
+    parser.add_argument("--tokens", type=int, default=48, help="of an answer, at most")
+    parser.add_argument("--pace", help="FIRST,MORE seconds of a step; default: as long as it takes")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    params = SamplingParams(max_tokens=options.tokens)
     texts = prompts(60)
     talks = [[{"role": "user", "content": text}] for text in texts]
     llm = LLM(MODEL, device="cpu", max_num_seqs=options.slots)
-    answers = [out.outputs[0] for out in llm.chat(talks, SamplingParams(max_tokens=TOKENS), use_tqdm=False)]
+    answers = [out.outputs[0] for out in llm.chat(talks, params, use_tqdm=False)]
     sizes = Sizes.of([(a.steps, len(a.token_ids)) for a in answers])
 
+    slow_down(options.pace)
+
     def curve_now() -> dict[int, float]:
-        return measure_curve(llm, talks, options.slots, options.steps)
+        return measure_curve(llm, talks, params, options.steps)
 
     rows, curves, overheads = [], [curve_now()], []
-    with server(options.slots) as url:
-        target = Target(url, max_tokens=TOKENS)
+    with server(options.slots, options.pace) as url:
+        target = Target(url, max_tokens=options.tokens)
         measure_serve(target, texts, float("inf"), 4)
         for load in map(float, options.loads.split(",")):
             before = curve_now()
@@ -216,7 +251,8 @@ def main() -> None:
     overall = {str(b): round(statistics.fmean(c[b] for c in curves), 6) for b in curves[0]}
     report = {
         "kind": "simulation", **facts("cpu", torch.float32, synthetic=False), "model": MODEL,
-        "method": llm.method.name, "max_tokens": TOKENS, "slots": options.slots, "threads": 1,
+        "method": llm.method.name, "max_tokens": options.tokens, "pace": options.pace, "slots": options.slots,
+        "threads": 1,
         "note": "open-loop streamed chat requests over loopback; server and client share a machine with other programs",
         "curve": {
             "step_seconds": overall, "seat_seconds": 0.0, "request_seconds": round(statistics.fmean(overheads), 5),

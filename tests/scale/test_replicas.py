@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -78,6 +80,46 @@ def test_replicas_answer_as_one_server(served: str, chat_folder: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         seen = list(pool.map(lambda i: request(served, i, stream=False), range(8)))
     assert len({r.headers[REPLICA] for r in seen}) == 2, "the load was not divided"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_is_noticed(served: str, stream: bool) -> None:
+    """Through proxy, front and engine: the engine counts one more that was disconnected."""
+    before = disconnected(served)
+    # 6,400 steps: nobody is done with that when the client leaves.
+    body = {
+        "model": "tiny",
+        "prompt": "the cat",
+        "max_tokens": LONG,
+        "n": 64,
+        "temperature": 1.0,
+        "stream": stream,
+    }
+    with (
+        httpx.Client(trust_env=False, timeout=WAIT if stream else 0.5) as client,
+        contextlib.suppress(httpx.ReadTimeout),
+        client.stream("POST", f"{served}/v1/completions", json=body) as response,
+    ):
+        next(response.iter_lines())
+        assert stream
+    pause = threading.Event()
+    for _ in range(int(WAIT / 0.1)):
+        if disconnected(served) > before:
+            return
+        pause.wait(0.1)
+    raise AssertionError("nobody told the engine")
+
+
+def disconnected(url: str) -> int:
+    """Answers that nobody waited for, over both replicas, each of which answers for itself."""
+    found: dict[str, int] = {}
+    for _ in range(200):
+        response = httpx.get(f"{url}/metrics", timeout=WAIT, trust_env=False)
+        counts = re.findall(r'requests_total{.*outcome="disconnected"} (\d+)', response.text)
+        found[response.headers[REPLICA]] = sum(map(int, counts))
+        if len(found) == 2:
+            return sum(found.values())
+    raise AssertionError("only one replica is ever asked")
 
 
 def test_a_killed_replica_loses_no_request(served: str, chat_folder: Path) -> None:
