@@ -336,6 +336,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"seed": -1}, "seed", "invalid_value"),
     ({"stop": ""}, "stop", "invalid_value"),
     ({"stop": [1]}, "stop.0", "invalid_value"),
+    ({"stop": ["x"] * 33}, "stop", "invalid_value"),
     ({"user": 5}, "user", "invalid_value"),
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "invalid_value"),

@@ -15,6 +15,7 @@ from flash_dllm.params import SamplingParams
 
 TOP_LEVEL = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n")
 """Fields of SamplingParams that stand in the body itself; ``logprobs`` has OpenAI's own two forms."""
+MAX_STOPS = 32
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
     "response_format": ({"type": "text"},), "tools": ([],), "tool_choice": ("none",), "functions": ([],),
@@ -48,7 +49,8 @@ def _field(name: str) -> tuple[Any, Any]:
     source = SamplingParams.model_fields[name]
     kind: Any = source.annotation
     if kind == tuple[str, ...]:
-        kind = str | list[str]
+        # Every step looks for each of them, on the thread that serves everybody.
+        kind = str | Annotated[list[str], Field(max_length=MAX_STOPS)]
     elif kind == tuple[int, ...] | None:
         kind = list[int]
     for bound in source.metadata:
