@@ -27,7 +27,7 @@ LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_token
 COUNTING = (
     "answer tokens: decoded up to, without, the first stop token; kept tokens: those of them before the first stop "
     "string; prompt tokens never count; every forward pass counts (nfe); wall time includes tokenising and excludes "
-    "loading the model"
+    "loading the model and a first short request that warms up"
 )
 
 Stop = Literal["early", "late"]

@@ -129,6 +129,7 @@ def evaluate(
         include = [] if settings.include_path is None else [settings.include_path]
         if settings.data_dir is not None:
             include.append(write_configs(settings.names, settings.data_dir, work))
+        from flash_dllm.bench.measure import warm_up
         from flash_dllm.eval.report import build, write
         from flash_dllm.llm import LLM
 
@@ -141,6 +142,8 @@ def evaluate(
         )
         stack.enter_context(journal)
         answerer = _answerers()[settings.answers](llm, policy, journal)
+        if settings.answers == "model":
+            warm_up(llm)
         results = {}
         stack.enter_context(_harness(offline=settings.data_dir is not None))
         for name, result in _run_tasks(answerer, settings, include):
@@ -198,13 +201,23 @@ def _harness(offline: bool) -> Iterator[None]:
         stack.enter_context(sandboxed_code_eval())
         import datasets
         import huggingface_hub.constants
+        import lm_eval.api.task as task
 
         if offline:
             stack.enter_context(patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True))
             stack.enter_context(patch.object(datasets.config, "HF_HUB_OFFLINE", True))
         datasets.disable_progress_bars()
+        # The bars of building prompts would fill a log.
+        stack.enter_context(patch.object(task, "tqdm", _bar_on_terminals(task.tqdm)))
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         yield
+
+
+def _bar_on_terminals(bar: Any) -> Any:
+    def quiet(*args: Any, **kwargs: Any) -> Any:
+        return bar(*args, **{**kwargs, "disable": kwargs.get("disable") or None})
+
+    return quiet
 
 
 def _run_tasks(

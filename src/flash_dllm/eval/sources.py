@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,9 +81,10 @@ class BundledTasks:
     def measure(self, cell: Cell) -> dict[str, Any]:
         from flash_dllm.train.tasks import check
 
+        device = self.loaded.model.device
+        _fresh(device)
         llm = LLM.from_args(engine_args(self.engine, cell, self.problems), self.loaded)
         warm_up(llm)
-        device = _reset(llm)
         began = time.perf_counter()
         samples, jobs = self.jobs(llm, cell)
         outputs = run_jobs(llm, jobs).outputs
@@ -127,6 +129,7 @@ class Benchmarks:
         params = SamplingParams.model_validate({"max_tokens": cell.length, **cell.params})
         folder = None if self.output is None else self.output / _slug(cell.name)
         engine = engine_args(self.engine, cell, settings.limit)
+        _fresh(self.loaded.model.device)
         report = evaluate(engine, settings, Policy(params, stop="late"), folder, self.loaded)
         return {
             **summary(report, name),
@@ -173,6 +176,7 @@ class RandomWeights:
         # Prompts of GSM8K have about 60 tokens without examples and about 185 more for each of them.
         middle = 60 + 185 * cell.shots
         longest = min(256, cell.length)
+        _fresh(self.device)
         load = Load(self.requests, (middle - 30, middle + 90), (longest * 3 // 8, longest), cell.length)
         setting = Setting(self.shape, cell.method, cell.options, cell.commits, cell.accepts)
         slots = min(cell.batch, self.requests)
@@ -186,11 +190,12 @@ class RandomWeights:
         }  # fmt: skip
 
 
-def _reset(llm: LLM) -> torch.device:
-    device = llm.loaded.model.device
+def _fresh(device: torch.device) -> None:
+    """Give back what the cell before left, and count the peak of memory anew."""
+    gc.collect()
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    return device
 
 
 def _memory(device: torch.device) -> float | None:
