@@ -288,10 +288,14 @@ def test_strided_rows_are_read_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize("method", ["flash+verify", "flash+branch", "none+threshold"])
-def test_an_engine_gives_the_same_tokens_with_the_kernels(golden_dir: Path, method: str) -> None:
-    """Float32, one greedy request and one sampled: the step hands the kernels what they need."""
-    made = golden_model(golden_dir / "llada-tiny")
-    model = one_layer(made).to(DEVICE)
+def test_an_engine_gives_the_same_tokens_with_the_kernels(
+    golden_dir: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float32; one request greedy, one with suppressed confidences and, without a verifier, sampled."""
+    calls = []
+    plain = kernel.head_confidence
+    monkeypatch.setattr(kernel, "head_confidence", lambda *a, **k: calls.append(1) or plain(*a, **k))
+    model = one_layer(golden_model(golden_dir / "llada-tiny")).to(DEVICE)
     answers = []
     for impl in ("ref", "triton"):
         cache, decoding = method.split("+")
@@ -301,12 +305,12 @@ def test_an_engine_gives_the_same_tokens_with_the_kernels(golden_dir: Path, meth
         engine = Engine(model, built, words, slots=2, positions=40, kernels=kernels)
         for seed in range(2):
             masked = [False] * 8 + [True] * 12
-            numbers = {"epsilon": 0.3, "temperature": 0.9 * seed, "seed": seed, "suppress": 2 * seed}
-            if decoding != "threshold":
-                numbers["temperature"] = 0.0
+            heat = 0.9 * seed if decoding == "threshold" else 0.0
+            numbers = {"epsilon": 0.3, "temperature": heat, "seed": seed, "suppress": 2 * seed}
             engine.add(Request(str(seed), Canvas([*range(5, 13), *[MASK] * 12], masked, (EOS,), numbers)))
         ended = {}
         while not engine.idle:
             ended.update({done.request.id: done.ids for done in engine.step()})
         answers.append(ended)
+        assert bool(calls) == (impl == "triton")
     assert answers[0] == answers[1]
