@@ -89,8 +89,10 @@ class Client:
     def __init__(self, index: int, http: httpx.AsyncClient, known: dict[Any, str], seen: Seen) -> None:
         self.http, self.known, self.seen = http, known, seen
         self.dice = random.Random(index)
+        self.end = 0.0
 
     async def run(self, end: float) -> None:
+        self.end = end
         while time.monotonic() < end:
             self.seen.count["requests"] += 1
             try:
@@ -156,7 +158,8 @@ class Client:
 
     async def _later(self, reply: httpx.Response) -> None:
         self.seen.count["busy"] += 1
-        await asyncio.sleep(float(reply.headers["Retry-After"]) * self.dice.random())
+        wait = float(reply.headers["Retry-After"]) * self.dice.random()
+        await asyncio.sleep(max(0.0, min(wait, self.end - time.monotonic())))
 
 
 class Seen:

@@ -115,7 +115,7 @@ def test_a_missing_extra_is_one_line(chat_folder: Path) -> None:
 def test_sigterm_finishes_what_runs(chat_folder: Path, tmp_path: Path) -> None:
     """Streams that have begun end whole; new requests get 503 meanwhile; the exit code is 0."""
     server = Process(chat_folder, "--max-num-seqs", 1, "--served-model-name", "m", log=tmp_path / "log")
-    body = {"model": "m", "prompt": ["the cat"] * 30, "max_tokens": 200, "stream": True,
+    body = {"model": "m", "prompt": ["the cat"] * 30, "max_tokens": 100, "stream": True,
             "diffusion": {"stop_at_eos": False}}  # fmt: skip
     try:
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=WAIT) as stream:
@@ -163,7 +163,7 @@ def test_kill_and_restart(chat_folder: Path, tmp_path: Path, offline: LLM) -> No
     words = (chat_folder, "--max-num-seqs", 1, "--served-model-name", "m")
     first = Process(*words, log=tmp_path / "first")
     second: Process | None = None
-    ask: dict[str, Any] = {"model": "m", "prompt": "the cat", "max_tokens": 200,
+    ask: dict[str, Any] = {"model": "m", "prompt": "the cat", "max_tokens": 100,
                            "extra_body": {"diffusion": {"stop_at_eos": False}}}  # fmt: skip
     try:
         client = first.client()
@@ -186,7 +186,7 @@ def test_kill_and_restart(chat_folder: Path, tmp_path: Path, offline: LLM) -> No
             assert isinstance(found[0], openai.APIConnectionError | httpx.TransportError), found[0]
         first.process.wait(WAIT)
         second = Process(*words, log=tmp_path / "second", port=first.port)
-        params = SamplingParams(max_tokens=200, stop_at_eos=False)
+        params = SamplingParams(max_tokens=100, stop_at_eos=False)
         text = client.completions.create(**ask).choices[0].text
         assert text == offline.generate("the cat", params)[0].text
     finally:
