@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flash_dllm.bench.kernels import TOLERANCE, Case, Maker, Sizes, error_of
 from flash_dllm.bench.timing import Timing
-from flash_dllm.kernels.head_confidence.tiles import VARIANTS
+from flash_dllm.kernels.head_confidence.tiles import AMPERE, HOPPER, SMALL, VARIANTS
 from flash_dllm.kernels.linear.op import FEW
 from flash_dllm.kernels.tuned import Entry, Table, use
 
@@ -70,8 +70,10 @@ def candidates(case: Case, maker: Maker) -> Iterator[Candidate]:
                 yield Candidate("triton", tiles)
     else:
         nearest = min(VARIANTS, key=lambda n: abs(n - rows))
-        for tile in VARIANTS[nearest]:
-            yield Candidate("triton", asdict(tile))
+        tables = (tile for table in (HOPPER, AMPERE, SMALL) for _, tile in table)
+        for tile in dict.fromkeys([*VARIANTS[nearest], *tables]):
+            if tile.rows <= max(16, 2 * rows):
+                yield Candidate("triton", asdict(tile))
 
 
 def identity(case: Case, maker: Maker) -> tuple[int, dict[str, int]]:
