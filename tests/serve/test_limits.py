@@ -285,6 +285,10 @@ def test_spans(offline: LLM) -> None:
     good, bad = exporter.get_finished_spans()
     assert good.name == "POST /v1/completions" and good.attributes is not None and good.parent is not None
     assert f"{good.parent.trace_id:032x}" == parent.split("-")[1]
+    with provider.get_tracer("outer").start_as_current_span("outer") as outer:
+        Spans(provider.get_tracer("test")).begin("/x", {"traceparent": parent}).end("ok", {})
+    inner = exporter.get_finished_spans()[2]
+    assert inner.parent is not None and inner.parent.span_id == outer.get_span_context().span_id
     assert good.attributes["flash_dllm.outcome"] == "ok" and good.attributes["flash_dllm.answer_tokens"] == 8
     assert good.attributes["flash_dllm.user"] == "u-1"
     assert "secret" not in str(dict(good.attributes))

@@ -59,14 +59,14 @@ class Spans:
         """A span, child of the caller's if its headers name one."""
         if self._tracer is None:
             return Span(None)
-        from opentelemetry import propagate
+        from opentelemetry import context, propagate, trace
         from opentelemetry.trace import SpanKind
 
-        return Span(
-            self._tracer.start_span(
-                f"POST {endpoint}", context=propagate.extract(dict(headers)), kind=SpanKind.SERVER
-            )
-        )
+        # Later versions of FastAPI open a span of their own, which then is the child of the caller's.
+        inside = trace.get_current_span().get_span_context().is_valid
+        parent = context.get_current() if inside else propagate.extract(dict(headers))
+        kind = SpanKind.INTERNAL if inside else SpanKind.SERVER
+        return Span(self._tracer.start_span(f"POST {endpoint}", context=parent, kind=kind))
 
 
 def _exporter() -> Any:
