@@ -20,9 +20,10 @@ from flash_dllm.bench.floors import (
     pass_floor,
 )
 from flash_dllm.bench.forced import forced, quota
+from flash_dllm.bench.results_tables import load_name
 from flash_dllm.bench.step import Place, measure_step
 from flash_dllm.bench.synthetic import Setting, engine_for, request, weights
-from flash_dllm.bench.throughput import Load, measure_load
+from flash_dllm.bench.throughput import PARTS, Load, measure_load, without
 from flash_dllm.bench.timing import BenchError, Timer, Timing, covered, idle_share
 from flash_dllm.methods import build_method
 from flash_dllm.models.config import SHAPES
@@ -191,6 +192,54 @@ def test_without_refill_slots_wait_for_each_other(model: Any) -> None:
     assert waiting["answer_tokens"] == refilled["answer_tokens"]
     assert waiting["steps"] > refilled["steps"]
     assert (refilled["refill"], waiting["refill"]) == (True, False)
+
+
+def test_each_part_can_be_switched_off_alone(model: Any) -> None:
+    full = Setting("llada-tiny", "flash+threshold", SMALL, 2.0)
+    load = Load(3, (10, 12), (4, 12), 32)
+    whole = measure_load(full, model, 2, load, runs=1)[0]
+    rows = {part: measure_load(without(full, part), model, 2, load, runs=1)[0] for part in PARTS}
+    assert {row["answer_tokens"] for row in rows.values()} == {whole["answer_tokens"]}
+    assert (rows["fusion"]["impl"], whole["impl"]) == ("ref", "auto")
+    assert rows["selective refresh"]["options"]["track"] == -1 and whole["options"] == SMALL
+    assert rows["refill"]["refill"] is False and rows["refill"]["steps"] >= whole["steps"]
+    names = [load_name(row) for row in (whole, *rows.values())]
+    assert names == ["flash+threshold", *(f"flash+threshold without {part}" for part in PARTS)]
+    with pytest.raises(BenchError, match="dual"):
+        without(Setting("llada-tiny", "dual+threshold"), "selective refresh")
+
+
+def test_a_checkpoint_brings_its_own_weights(run: Run, bare_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "step.json"
+    words = (
+        "--prompt",
+        "10",
+        "--answer",
+        "100",
+        "--steps",
+        "2",
+        "--batch",
+        "1",
+        "--methods",
+        "flash+threshold",
+    )
+    outcome = run(
+        "bench", "step", "--device", "cpu", "--shape", bare_folder, *words, "-o", "track=8", "--json", file
+    )
+    assert outcome.code == 0, outcome.err
+    row = json.loads(file.read_text())["rows"][0]
+    assert (row["weights"], row["shape"]) == ("loaded", str(bare_folder))
+    loaded = weights(str(bare_folder), torch.float32, CPU)
+    assert loaded.config.d_model == 32 and loaded.n_parameters == loaded.config.n_parameters
+
+
+def test_shares_show_every_part(run: Run, tmp_path: Path) -> None:
+    size = ("--slots", "2", "--requests", "3", "--prompt", "10-12", "--answer", "4-8", "--room", "16")
+    tiny = ("--device", "cpu", "--shape", "llada-tiny", "-o", "track=8", "-o", "lookahead=8")
+    outcome = run("bench", "shares", *tiny, *size, "--json", tmp_path / "shares.json")
+    assert outcome.code == 0, outcome.err
+    assert len(json.loads((tmp_path / "shares.json").read_text())["rows"]) == 8
+    assert all(f"without {part}" in outcome.out for part in PARTS)
 
 
 def test_bad_loads_are_refused(model: Any) -> None:

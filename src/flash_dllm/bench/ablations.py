@@ -210,7 +210,11 @@ def collect(plans: Sequence[Plan], folder: Path, sets: int) -> dict[str, Any]:
         "seconds": round(sum(u["seconds"] for u in mine), 1), "units": len(mine),
         "missing": len(wanted) - len(mine),
         "plans": [
-            {"name": plan.name, "question": plan.question, "rows": _rows(plan, found, sets)} for plan in plans
+            {
+                "name": plan.name, "question": plan.question, "problems": list(plan.problems),
+                "rows": _rows(plan, found, sets),
+            }
+            for plan in plans
         ],
     }  # fmt: skip
 

@@ -45,18 +45,13 @@ def draw(results: Path, docs: Path) -> list[Path]:
 
 
 def _plan(plan: dict[str, Any], path: Path) -> Path:
-    several = len({row["problems"] for row in plan["rows"]}) > 1
     rows = [
-        {
-            **row,
-            "label": (f"{row['problems']}: " if several else "") + row["label"],
-            "tpf": row["tokens_per_forward"]["value"],
-        }
+        {**row, "setting": row["label"], "tpf": row["tokens_per_forward"]["value"],
+         "error": 1.96 * row["tokens_per_forward"]["se"]}
         for row in plan["rows"]
-    ]
-    if several:
-        return plots.accuracy_bars(rows, plan["question"], path)
-    return plots.accuracy_against_tpf(rows, plan["question"], path)
+    ]  # fmt: skip
+    draw_ = plots.tpf_by_kind if len(plan["problems"]) > 1 else plots.accuracy_against_tpf
+    return draw_(rows, plan["question"], path)
 
 
 def _points(data: dict[str, Any]) -> list[dict[str, Any]]:

@@ -90,8 +90,13 @@ PLANS: dict[str, Plan] = {
             "score-layers", "Do the first two layers belong in the score?",
             (
                 _flash("all layers (paper)"), _flash("from the third (released code)", score_layers="from-third"),
-                _flash("all layers, 8 rows", track=8),
-                _flash("from the third, 8 rows", track=8, score_layers="from-third"),
+            ),
+        ),
+        Plan(
+            "score-layers-small", "Do the first two layers belong in the score, at a budget of 8 rows?",
+            (
+                _flash("all layers (paper), 8 rows", track=8),
+                _flash("from the third (released code), 8 rows", track=8, score_layers="from-third"),
             ),
         ),
         Plan(

@@ -24,7 +24,7 @@ def _figure(title: str, x: str, y: str, width: float = 6.4, height: float = 3.8)
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines[["top", "right"]].set_visible(False)
@@ -65,14 +65,22 @@ def accuracy_against_tpf(rows: Sequence[Row], title: str, path: Path) -> Path:
     return _save(figure, path)
 
 
-def accuracy_bars(rows: Sequence[Row], title: str, path: Path) -> Path:
-    """A horizontal interval a setting, for settings whose speed is the same: ``label``, ``accuracy``, ``interval``."""
-    figure, axes = _figure(title, "right answers, % (95 % interval)", "", height=0.9 + 0.32 * len(rows))
-    for index, row in enumerate(reversed(rows)):
-        low, high = row["interval"]
-        axes.plot([low, high], [index, index], color=COLOURS[0], linewidth=2)
-        axes.plot([row["accuracy"]], [index], "o", color=COLOURS[0])
-    axes.set_yticks(range(len(rows)), [row["label"] for row in reversed(rows)])
+def tpf_by_kind(rows: Sequence[Row], title: str, path: Path) -> Path:
+    """Bars of ``tpf`` by kind of problems (``problems``), one a setting (``setting``), with ``error`` as whiskers."""
+    kinds = list(dict.fromkeys(row["problems"] for row in rows))
+    settings = list(dict.fromkeys(row["setting"] for row in rows))
+    figure, axes = _figure(title, "", "answer tokens a forward pass", width=7.2)
+    step = 0.8 / len(settings)
+    for index, setting in enumerate(settings):
+        mine = [row for row in rows if row["setting"] == setting]
+        x = [kinds.index(row["problems"]) + (index + 0.5) * step - 0.4 for row in mine]
+        y, error = [row["tpf"] for row in mine], [row["error"] for row in mine]
+        colour = COLOURS[index % len(COLOURS)]
+        axes.bar(
+            x, y, width=step, yerr=error, capsize=1, color=colour, label=setting, error_kw={"linewidth": 0.7}
+        )
+    axes.set_xticks(range(len(kinds)), kinds)
+    axes.legend(fontsize=7, frameon=False)
     return _save(figure, path)
 
 

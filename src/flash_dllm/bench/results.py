@@ -26,7 +26,7 @@ values of positions that are not recomputed in a pass; it saves arithmetic, and 
 * **right %**: answers whose final value is right, with the 95 % interval of a rate of so many problems. Decoding is
   deterministic: the problems are the sample.
 * **difference**: points against the first line of its table on the *same* problems, with the 95 % interval of a paired
-  difference. An interval that holds 0 shows nothing.
+  difference. An interval that holds 0 shows nothing; of twenty that do not, one is chance.
 * **tokens a pass**: answer tokens (up to the first stop token, without it) for each forward pass of a request; a
   verify pass counts as a pass. **rows a token**: positions recomputed for each answer token. Passes cost where few
   requests run at once, rows where many do.
@@ -39,8 +39,8 @@ Speed at the 8B shape has a page of its own: [performance.md](performance.md).
 
 
 KINDS = (
-    "ablations", "staleness", "decoders", "card", "methods", "step", "kernels", "workload", "throughput", "serve",
-    "training",
+    "ablations", "staleness", "decoders", "card", "methods", "step", "kernels", "workload", "shares", "throughput",
+    "serve", "training",
 )  # fmt: skip
 """Result files by what their names begin with."""
 SETS = """Each line is {sets} disjoint sets of {problems_a_set} problems of the test split ({total} together), none of
@@ -55,8 +55,10 @@ CAPTURE = """Of the weighted drift of all known positions (prompt and committed)
 criterion would choose. *best* knows the drift beforehand. A policy that tracks by attention has just refreshed what
 attention would choose, so its own line shows what it leaves.
 """
-PRODUCT = """: rows that are attended more
-drift less. What counts is the product of the two, which is why attention can still choose better than chance.
+CORRELATION = """The correlation is Spearman's, over known positions, averaged over layers: below 0, rows that are
+attended more drift less. For a policy that tracks by attention it is below 0 by construction, so read the other lines.
+What a policy can gain is the product of attention and drift, which *attention* finds in part even where the two are
+not correlated.
 """
 
 
@@ -77,9 +79,13 @@ def page(results: Path, docs: Path) -> str:
 
 
 def _ablations(results: Path, docs: Path) -> Iterator[str]:
+    former = ""
     for source in sources(results, "ablations"):
         data = source.data
-        yield f"## Ablations, {data['model'].split('/')[-1]} on {'a GPU' if _gpu(data) else 'the CPU'}\n"
+        title = f"## Ablations, {data['model'].split('/')[-1]} on {'a GPU' if _gpu(data) else 'the CPU'}\n"
+        if title != former:
+            yield title
+        former = title
         total = data["sets"] * data["problems_a_set"]
         yield f"{link(source, docs)}: {where(data)}. " + SETS.format(total=total, **data)
         if data["missing"]:
@@ -89,7 +95,7 @@ def _ablations(results: Path, docs: Path) -> Iterator[str]:
                 yield f"### {plan['question']}\n"
                 yield plan_table(plan)
                 yield from picture(
-                    docs, f"{source.path.stem}-{plan['name']}.svg", f"accuracy by setting: {plan['name']}"
+                    docs, f"{source.path.stem}-{plan['name']}.svg", f"settings of {plan['name']}"
                 )
                 yield verdict(plan) + "\n"
 
@@ -158,9 +164,7 @@ def _tracking(data: Row) -> Iterator[str]:
                 p["policy"], str(budget), *(f"{100 * by[budget, name]:.1f}" for name in names), correlation
             ])  # fmt: skip
     yield table(columns, rows)
-    negative = sum(1 for p in kept for r in p["rank_correlation_by_layer"] if r is not None and r < 0)
-    every = sum(1 for p in kept for r in p["rank_correlation_by_layer"] if r is not None)
-    yield f"In {negative} of {every} layers and policies the correlation is negative{PRODUCT}"
+    yield CORRELATION
 
 
 def _gpu(data: Row) -> bool:

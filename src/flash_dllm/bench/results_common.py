@@ -30,7 +30,7 @@ def picture(docs: Path, name: str, words: str) -> list[str]:
 
 
 def plan_table(plan: Row) -> str:
-    several = len({row["problems"] for row in plan["rows"]}) > 1
+    several = len(plan["problems"]) > 1
     columns = [
         "setting",
         "n",

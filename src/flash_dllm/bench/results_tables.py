@@ -78,7 +78,9 @@ def methods(results: Path, docs: Path) -> Iterator[str]:
 def speed(results: Path, docs: Path) -> Iterator[str]:
     yield "## Speed\n"
     found = [
-        s for kind in ("step", "workload", "throughput", "kernels", "serve") for s in sources(results, kind)
+        s
+        for kind in ("step", "workload", "shares", "throughput", "kernels", "serve")
+        for s in sources(results, kind)
     ]
     if not found:
         yield "No measurement of steps, kernels, the workload or a server is committed yet.\n"
@@ -101,7 +103,7 @@ def _speed_rows(data: Row) -> tuple[list[str], list[list[str]]]:
             ]
             for r in rows
         ]  # fmt: skip
-    if data["kind"] in ("workload", "throughput"):
+    if data["kind"] in ("workload", "shares", "throughput"):
         columns = [
             "method",
             "slots",
@@ -114,7 +116,7 @@ def _speed_rows(data: Row) -> tuple[list[str], list[list[str]]]:
         ]
         return columns, [
             [
-                r["method"], str(r["batch"]), "first" if r["run"] == 0 else "warm", f"{r['tokens_per_second']:.4g}",
+                load_name(r), str(r["batch"]), "first" if r["run"] == 0 else "warm", f"{r['tokens_per_second']:.4g}",
                 f"{r['tokens_per_forward']:.2f}", f"{r['latency_s']['p50']:.3g}", f"{r['latency_s']['p99']:.3g}",
                 f"{r['peak_gib']:.4g}",
             ]
@@ -160,3 +162,17 @@ def _latencies(row: Row) -> list[str]:
         times = row[name] or {}
         found += [f"{times[q]:.3g}" if q in times else "" for q in ("p50", "p99")]
     return found
+
+
+def load_name(row: Row) -> str:
+    """A load's method, with what was switched off."""
+    off = [
+        word
+        for word, on in (
+            ("fusion", row["impl"] == "ref"),
+            ("selective refresh", row["options"].get("track") == -1),
+            ("refill", not row["refill"]),
+        )
+        if on
+    ]
+    return str(row["method"]) + (f" without {', '.join(off)}" if off else "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +21,28 @@ from flash_dllm.kernels.choice import Kernels
 from flash_dllm.methods import build_method, split_name
 from flash_dllm.models.config import SHAPES, ModelConfig
 from flash_dllm.models.layers import Model, random_model
+from flash_dllm.models.load import load_model, read_config, resolve
 
 CPU_LIMIT = 300e6
 """Parameters above which a shape is not set up on the CPU: it would take minutes and most of the memory."""
+
+
+@cache
+def config_of(shape: str) -> ModelConfig:
+    """The architecture of a named shape or of a checkpoint (bundled name, folder or hub id).
+
+    Raises:
+        BenchError: neither, or no masked diffusion model.
+    """
+    if shape in SHAPES:
+        config = SHAPES[shape]
+    elif "/" in shape or Path(shape).is_dir():
+        config = read_config(resolve(shape, weights=False))
+    else:
+        raise BenchError(f"shape {shape!r} is not known; there are {', '.join(SHAPES)}, and checkpoints")
+    if config.mask_id is None or config.causal:
+        raise BenchError(f"shape {shape!r} is no masked diffusion model")
+    return config
 
 
 @dataclass(frozen=True)
@@ -29,7 +50,7 @@ class Setting:
     """A method on a shape.
 
     Attributes:
-        shape: a name of :data:`flash_dllm.models.config.SHAPES`.
+        shape: a name of :data:`flash_dllm.models.config.SHAPES` (random weights), or a checkpoint (its own).
         method: ``cache+decoding``, with the options of their constructors in ``options``.
         commits, accepts: the forced pace (tokens a step by confidence, drafts accepted a step); None lets the random
             weights decide, which commits one token a step where epsilon is 1.
@@ -49,12 +70,7 @@ class Setting:
 
     @property
     def config(self) -> ModelConfig:
-        if self.shape not in SHAPES:
-            raise BenchError(f"shape {self.shape!r} is not known; there are {', '.join(SHAPES)}")
-        config = SHAPES[self.shape]
-        if config.mask_id is None:
-            raise BenchError(f"shape {self.shape!r} is no masked diffusion model")
-        return config
+        return config_of(self.shape)
 
     def build(self) -> Method:
         """The method, at the forced pace if there is one."""
@@ -65,7 +81,8 @@ class Setting:
     def row(self) -> dict[str, Any]:
         """What a report says about it."""
         return {
-            "shape": self.shape, "method": self.method, "options": self.options, "weights": "random",
+            "shape": self.shape, "method": self.method, "options": self.options,
+            "weights": "random" if self.shape in SHAPES else "loaded",
             "commit_per_step": self.commits, "accept_per_step": self.accepts if self.commits else None,
             "impl": self.impl or "auto", "eager": self.eager, "refill": not self.gang,
             "verify": self.method.endswith("+verify"),
@@ -73,18 +90,20 @@ class Setting:
 
 
 def weights(shape: str, dtype: torch.dtype, device: torch.device) -> Model:
-    """Random weights of a named shape.
+    """Random weights of a named shape, or those of a checkpoint.
 
     Raises:
         BenchError: no such shape, or too large for the CPU.
     """
-    config = Setting(shape, "none+threshold").config
+    config = config_of(shape)
     if device.type == "cpu" and config.n_parameters > CPU_LIMIT:
         raise BenchError(
             f"shape {shape!r} has {config.n_parameters / 1e9:.1f} billion parameters: measure it on a GPU, or a "
             "smaller shape here"
         )
-    return random_model(config, dtype, device)
+    if shape in SHAPES:
+        return random_model(config, dtype, device)
+    return load_model(shape, None, dtype, str(device))
 
 
 def engine_for(setting: Setting, model: Model, slots: int, positions: int) -> Engine:

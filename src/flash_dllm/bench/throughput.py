@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flash_dllm.bench.stats import quantiles
@@ -19,6 +19,29 @@ from flash_dllm.engine.request import Finished, Request
 from flash_dllm.models.layers import Model
 
 PROFILED = 5
+
+PARTS = ("fusion", "selective refresh", "refill")
+"""What :func:`without` can switch off."""
+
+
+def without(setting: Setting, part: str) -> Setting:
+    """A setting over ``flash`` with one of :data:`PARTS` switched off.
+
+    That is: the definitions instead of fused kernels; every position recomputed in every pass; or new requests seated
+    only when all slots are free.
+
+    Raises:
+        BenchError: no such part, or a cache that does not refresh selectively.
+    """
+    if part == "fusion":
+        return replace(setting, impl="ref")
+    if part == "refill":
+        return replace(setting, gang=True)
+    if part != "selective refresh" or not setting.method.startswith("flash"):
+        raise BenchError(
+            f"{setting.method} without {part!r}: flash methods without one of {', '.join(PARTS)}"
+        )
+    return replace(setting, options={**setting.options, "track": -1})
 
 
 @dataclass(frozen=True)

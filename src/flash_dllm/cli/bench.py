@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flash_dllm.cli.bench_load import serve, throughput, workload
+from flash_dllm.cli.bench_load import serve, shares, throughput, workload
 from flash_dllm.cli.bench_quality import ablations, methods, report
 from flash_dllm.cli.bench_speed import kernels, step
 
@@ -16,5 +16,5 @@ def _describe() -> None:
     """Measure kernels, steps, throughput, a running server, methods and ablations."""
 
 
-for command in (kernels, step, throughput, workload, serve, methods, ablations, report):
+for command in (kernels, step, throughput, workload, shares, serve, methods, ablations, report):
     app.command()(command)

@@ -93,6 +93,38 @@ def workload(
     _run_load("workload", shape, settings, (slots,), WORKLOAD, 2, device, dtype, json_, None)
 
 
+def shares(
+    shape: SHAPE = "llada-8b",
+    method: Annotated[str, typer.Option(help="over flash")] = "flash+threshold",
+    slots: Annotated[int, typer.Option(min=1)] = 32,
+    requests: Annotated[int, typer.Option(min=1)] = 64,
+    prompt: Annotated[str, typer.Option(help="prompt lengths LOW-HIGH")] = "850-1099",
+    answer: Annotated[str, typer.Option(help="answer lengths LOW-HIGH")] = "96-256",
+    room: Annotated[int, typer.Option(min=1, help="masked positions behind the prompt")] = 512,
+    option: OPTION = None,
+    dtype: DTYPE = "auto",
+    device: DEVICE = "auto",
+    json_: JSON = None,
+) -> None:
+    """Which part makes it fast: the whole workload, then without fusion, selective refresh or refill, each alone.
+
+    Pace forced at three commits a step. Sent twice each; the warm run counts.
+    """
+    from flash_dllm.bench.throughput import PARTS, Load, without
+
+    load = Load(requests, length_range("prompt", prompt), length_range("answer", answer), room)
+    (full,) = settings_of(shape, method, option, 3.0, 0.0, None, False)
+    settings = [full, *(without(full, part) for part in PARTS)]
+    report = _run_load("shares", shape, settings, (slots,), load, 2, device, dtype, json_, None)
+    warm = [row for row in report["rows"] if row["run"] == 1]
+    rows = [
+        (name, row["seconds"], row["seconds"] / warm[0]["seconds"])
+        for name, row in zip(("everything on", *(f"without {part}" for part in PARTS)), warm, strict=True)
+    ]
+    if str(json_) != "-":
+        print_table("The same work", ("", "seconds", "times as long"), rows)
+
+
 def serve(
     url: Annotated[str, typer.Option(help="of a running server, as http://127.0.0.1:8000")],
     rates: Annotated[
@@ -142,7 +174,8 @@ def serve(
 def _run_load(
     kind: str, shape: str, settings: list[Any], batches: tuple[int, ...], load: Any, runs: int,
     device: str, dtype: str, json_: Path | None, plot: Path | None,
-) -> None:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
+    """Measure every setting at every number of slots, show, draw and return the report."""
     from flash_dllm.bench.floors import measure_ceilings
     from flash_dllm.bench.synthetic import weights
     from flash_dllm.bench.throughput import measure_load
@@ -174,6 +207,7 @@ def _run_load(
         warm = [{**r, "label": r["method"]} for r in found if r.get("run") == runs - 1]
         plots().against_batch(warm, f"{shape}, {report['device_name']} (synthetic)", plot)
     end(found)
+    return report
 
 
 def _load_row(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -12,7 +12,10 @@ import typer
 from flash_dllm.cli.fields import UsageError, settle
 
 SHAPE = Annotated[
-    str, typer.Option(help="named architecture with random weights, as llada-8b, dream-7b, llada-tiny")
+    str,
+    typer.Option(
+        help="llada-8b, dream-7b, llada-tiny ...: random weights; or a checkpoint's name or folder: its own"
+    ),
 ]
 METHODS = Annotated[str, typer.Option("--methods", help="comma-separated, as flash+threshold,flash+verify")]
 OPTION = Annotated[
@@ -34,7 +37,7 @@ ACCEPTS = Annotated[
 ]
 JSON = Annotated[Path | None, typer.Option("--json", help="write the report here; - is stdout")]
 PLOT = Annotated[Path | None, typer.Option("--plot", help="draw an .svg or .png here (extra: plot)")]
-SYNTHETIC = "synthetic: random weights, and a commit rate that is set, not earned"
+SYNTHETIC = "synthetic: random prompts, and random weights or a commit rate that is set, not earned"
 
 
 def run_each(
