@@ -57,7 +57,7 @@ train-tiny: $(READY)
 	$(TRAIN) B $(BUDGET) out/train-tiny/B out/train-tiny/A
 	$(TRAIN) C $(BUDGET) out/train-tiny/C out/train-tiny/B
 
-# Needs a CUDA GPU: the tests marked gpu and the step benchmark.
+# Needs a CUDA GPU: the tests marked gpu, then kernels, steps and the workload at the 8B shape; nine minutes at most.
 gpu-check: $(READY)
 	PYTHON=$(CURDIR)/$(BIN)/python bash benchmarks/gpu_check.sh out/gpu-check
 
