@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -60,6 +61,8 @@ def run_each(
             at = {"batch": place, "prompt": None} if isinstance(place, int) else asdict(place)
             row = {**setting.row(), **at, "ms": None, "peak_gib": None, "idle_share": None}
             found.append({**row, "failed_with": type(error).__name__})
+        # The last engine's cache and graphs may hang in a cycle: they must not count into the next one's peak.
+        gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         report = save(found)

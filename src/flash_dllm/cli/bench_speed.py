@@ -37,7 +37,7 @@ def kernels(
     shape: SHAPE = "llada-8b",
     ops: Annotated[str, typer.Option(help="comma-separated, or all")] = "all",
     impls: Annotated[
-        str, typer.Option("--impl", help="comma-separated; auto is ref, and triton on a GPU")
+        str, typer.Option("--impl", help="comma-separated; auto is ref, on a GPU every one there is")
     ] = "auto",
     rows: Annotated[str | None, typer.Option(help="rows of a pass, comma-separated")] = None,
     slots: Annotated[str | None, typer.Option(help="slots for attention and head, comma-separated")] = None,
@@ -64,12 +64,13 @@ def kernels(
     if keys:
         sizes = replace(sizes, keys=keys)
     names = bench.OPS if ops == "all" else words(ops)
-    wanted = ("ref", *(("triton",) if at.type == "cuda" else ())) if impls == "auto" else words(impls)
+    usual = bench.IMPLS if at.type == "cuda" else dict.fromkeys(bench.OPS, ("ref",))
     ceilings = measure_ceilings(at, kind)
     timer = Timer(at, repeats)
     found: list[dict[str, Any]] = []
     report = report_of("kernels", at, kind, ceilings, found, shape=shape)
     for case in bench.Maker(config, kind, at).cases(names, sizes):
+        wanted = usual[case.op] if impls == "auto" else words(impls)
         found += bench.measure_case(case, wanted, timer, ceilings, kind)
         write_json(None if str(json_) == "-" else json_, report)
     if str(json_) == "-":
