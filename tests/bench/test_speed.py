@@ -276,6 +276,27 @@ def test_commands_write_what_they_show(run: Run, tmp_path: Path) -> None:
     assert outcome.code == 0 and {r["op"] for r in json.loads(outcome.out)["rows"]} == {"silu_mul"}
 
 
+def test_a_failing_kernel_shows_in_the_table_and_in_the_exit_code(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = kernels.silu_op.silu_mul
+
+    def fails(gate_up: Any, *, impl: str | None = None) -> Any:
+        if impl == "triton":
+            raise RuntimeError("out of registers")
+        return plain(gate_up, impl=impl)
+
+    monkeypatch.setattr(kernels.silu_op, "silu_mul", fails)
+    words = ("--ops", "silu_mul,linear", "--rows", "4", "--repeats", "2", "--impl", "triton,ref,none-such")
+    file = tmp_path / "kernels.json"
+    outcome = run("bench", "kernels", "--device", "cpu", "--shape", "llada-tiny", *words, "--json", file)
+    assert outcome.code == 1 and "silu_mul triton" in outcome.err
+    assert "out of registers" in outcome.out and "none-such" in outcome.out
+    rows = json.loads(file.read_text())["rows"]
+    assert [r["impl"] for r in rows if r["op"] == "silu_mul" and r["ms"]] == ["ref"]
+    assert len({(r["depth"], r["width"]) for r in rows if r["op"] == "linear"}) == 3
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

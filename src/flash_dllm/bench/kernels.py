@@ -38,7 +38,7 @@ IMPLS: dict[str, tuple[str, ...]] = {
     "head_confidence": ("ref", "triton", "invariant"),
     "rms_norm": ("ref", "triton"),
     "silu_mul": ("ref", "triton"),
-    "linear": ("ref", "triton"),
+    "linear": ("ref", "triton", "invariant"),
 }
 """What is measured of each op on a GPU unless something else is asked for; on the CPU the definition."""
 OPS = tuple(IMPLS)

@@ -38,6 +38,14 @@ def link(source: Source, docs: Path) -> str:
     return f"[{source.path.name}]({Path(os.path.relpath(source.path, docs)).as_posix()})"
 
 
+def size_of(row: dict[str, Any]) -> str:
+    """The size of a row of ``bench kernels`` in words."""
+    parts = [f"{row[key]} {key}" for key in ("rows", "slots", "keys") if key in row]
+    if "depth" in row:
+        parts.append(f"{row['depth']} x {row['width']}")
+    return ", ".join(parts) + (", score" if row.get("score") else "")
+
+
 def span(interval: Sequence[float]) -> str:
     """``92.4-98.6``; with a negative end ``-3.2 to 1.4``."""
     low, high = interval

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flash_dllm.bench.markdown import size_of
 from flash_dllm.bench.timing import BenchError
 
 COLOURS = ("#2a6f97", "#c05746", "#6a994e", "#8d6a9f", "#c9a227", "#577590", "#9c6644", "#444444")
@@ -127,9 +128,7 @@ def time_by_kernel(rows: Sequence[Row], title: str, path: Path) -> Path:
 
 
 def _size(row: Row) -> str:
-    names = {"rows": "rows", "slots": "slots", "keys": "keys"}
-    parts = [f"{row[key]} {word}" for key, word in names.items() if key in row]
-    return f"{row['op']}, {', '.join(parts)}{', score' if row.get('score') else ''}"
+    return f"{row['op']}, {size_of(row)}"
 
 
 def latency_by_rate(rows: Sequence[Row], title: str, path: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flash_dllm.bench.markdown import link, span, table
+from flash_dllm.bench.markdown import link, size_of, span, table
 from flash_dllm.bench.results_common import picture, plan_table, sources, where
 
 Row = dict[str, Any]
@@ -124,11 +124,10 @@ def _speed_rows(data: Row) -> tuple[list[str], list[list[str]]]:
         ]  # fmt: skip
     if data["kind"] == "kernels":
         columns = ["op", "size", "implementation", "ms", "x floor", "error"]
-        names = ("rows", "slots", "keys")
         return columns, [
             [
-                r["op"], ", ".join(f"{r[k]} {k}" for k in names if k in r) + (", score" if r.get("score") else ""),
-                r["impl"], f"{r['ms']:.4g}", f"{r['times_floor']:g}", f"{r['error']:.1e}" if "error" in r else "",
+                r["op"], size_of(r), r["impl"], f"{r['ms']:.4g}", f"{r['times_floor']:g}",
+                f"{r['error']:.1e}" if "error" in r else "",
             ]
             for r in rows
         ]  # fmt: skip

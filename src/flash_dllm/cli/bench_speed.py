@@ -144,20 +144,12 @@ def _branches(setting: Any, batch: int) -> Any:
 
 
 def _kernel_row(row: dict[str, Any]) -> tuple[Any, ...]:
-    size = ", ".join(f"{row[k]} {k}" for k in ("rows", "slots", "keys") if k in row)
-    size += ", score" if row.get("score") else ""
+    from flash_dllm.bench.markdown import size_of
+
+    size, floor = size_of(row), f"{row['floor_ms']:.4f}"
     if row["ms"] is None:
-        return (
-            row["op"],
-            size,
-            row["impl"],
-            row["skipped"],
-            "",
-            f"{row['floor_ms']:.4f}",
-            "",
-            "",
-            row.get("error"),
-        )
+        why = row.get("skipped") or row["failed_with"]
+        return row["op"], size, row["impl"], why, "", floor, "", "", ""
     error = "" if "error" not in row else f"{row['error']:.1e}"
     return (
         row["op"], size, row["impl"], f"{row['ms']:.4f}", span(row), f"{row['floor_ms']:.4f}",
