@@ -59,6 +59,8 @@ class Camera:
         )
         opened = context.new_page()
         opened.goto(f"{self.base}{page}.html", wait_until="networkidle")
+        # A bar that sticks to the window would cover what is photographed below it.
+        opened.add_style_tag(content=".bar { position: static !important }")
         return opened
 
     def keep(self, page: Page, name: str, selector: str | None = None, full: bool = False) -> None:
@@ -79,7 +81,9 @@ def pictures(camera: Camera) -> None:
     budget = page.locator("[data-policy=flash] [data-option=track] input")
     budget.fill("0")
     camera.keep(page, "cache-budget-0", "[data-policy=flash]")
-    camera.keep(camera.open("cache", PHONE, dark=True), "cache-phone")
+    page = camera.open("cache", PHONE, dark=True)
+    page.evaluate("document.querySelector('[data-policy=flash]').scrollIntoView()")
+    camera.keep(page, "cache-phone")
     camera.keep(camera.open("verify", WIDE), "verify", "#main > .card")
     camera.keep(camera.open("verify", WIDE), "verify-walk", "#main > .split")
     camera.keep(camera.open("verify", WIDE), "leak", "#matrix")

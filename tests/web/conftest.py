@@ -8,11 +8,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from flash_dllm.web.server import page_server
 
-from .support import Visit, visit
+from .support import WAIT, Visit, visit
+
+expect.set_options(timeout=WAIT)
 
 
 @pytest.fixture(scope="session")

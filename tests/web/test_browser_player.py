@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from flash_dllm.trace import TraceError, read_trace
@@ -239,7 +240,10 @@ def test_an_empty_file_and_a_far_position(seen: Visit, log: Path) -> None:
 
 
 def test_a_big_log_plays_at_thirty_frames_a_second(seen: Visit, tmp_path: Path) -> None:
-    """500 steps of 32 slots: the work of a frame, median of 150, in the fastest of at most three tries."""
+    """500 steps of 32 slots: the work of a frame while the shown request decodes, median of 150.
+
+    The fastest of at most three tries counts, since other programs may hold the processor.
+    """
     big = write_log(tmp_path / "big.jsonl", slots=32, steps=500, requests=160)
     page = seen.open("player.html")
     load(page, big)
@@ -248,9 +252,10 @@ def test_a_big_log_plays_at_thirty_frames_a_second(seen: Visit, tmp_path: Path) 
     measure = """() => {
         const player = toy.player;
         const times = [];
+        const live = player.lanes[0].request.steps.at(-1).nfe;
         for (let i = 0; i < 150; i++) {
             const began = performance.now();
-            player.go(player.duration() * i / 150);
+            player.go(live * i / 150);
             player.lanes[0].element.getBoundingClientRect(); // layout belongs to the frame
             times.push(performance.now() - began);
         }
@@ -272,6 +277,9 @@ def test_an_exported_file_opens_from_disk(browser: Browser, log: Path, tmp_path:
         assert counter(page, "forward passes") == "22"
         page.locator("#theme").click()
         expect(page.locator("#theme")).to_have_text("Theme: light")
+        page.locator("summary").click()
+        found = Axe().run(page).response["violations"]
+        assert not [v["id"] for v in found if v["impact"] in ("serious", "critical")]
 
 
 def test_the_page_exports_what_the_command_exports(seen: Visit, log: Path, tmp_path: Path) -> None:

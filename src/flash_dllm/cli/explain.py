@@ -18,7 +18,10 @@ def explain(
     port: Annotated[int, typer.Option(help="0 takes a free port")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser")] = True,
     results: Annotated[
-        Path | None, typer.Option(help="folder of result files for the results page, instead of the bundled")
+        Path | None,
+        typer.Option(
+            help="folder of result files; default: benchmarks/results of a checkout, else the bundled copy"
+        ),
     ] = None,
     export_data: Annotated[
         Path | None,
@@ -45,14 +48,13 @@ def _export(target: Path) -> None:
 
 
 def _serve(host: str, port: int, browser: bool, results: Path | None) -> None:
-    from flash_dllm.web.results import index_of
+    from flash_dllm.web.results import checkout_results, index_of
     from flash_dllm.web.server import page_server
 
-    made = {}
-    if results is not None:
-        if not results.is_dir():
-            raise UsageError(f"--results {results}: not a folder")
-        made = {"/data/results.json": lambda: index_of(results)}
+    if results is not None and not results.is_dir():
+        raise UsageError(f"--results {results}: not a folder")
+    folder = results or checkout_results()
+    made = {} if folder is None else {"/data/results.json": lambda: index_of(folder)}
     try:
         server = page_server(host, port, made)
     except OSError as exc:

@@ -65,12 +65,12 @@ def player_template() -> str:
 def made_files() -> dict[Path, str]:
     """Every made file and its text."""
     from .export import toy_json
-    from .results import index_of
+    from .results import checkout_results, index_of
 
     folder = static_folder()
     files = {folder / "data" / "toys.json": toy_json(), folder / "player-file.html": player_template()}
-    results = Path(__file__).parents[3] / "benchmarks" / "results"
-    if results.is_dir():
+    results = checkout_results()
+    if results is not None:
         text = json.dumps(index_of(results), ensure_ascii=False, separators=(",", ":"))
         files[folder / "data" / "results.json"] = text + "\n"
     return files

@@ -17,6 +17,12 @@ CONTEXT = ("model", "shape", "device", "device_name", "dtype", "date", "problems
 OPTIONS = ("options", "request", "label", "weights", "commit_per_step", "accept_per_step")
 
 
+def checkout_results() -> Path | None:
+    """``benchmarks/results`` beside this package, where it runs from a checkout."""
+    folder = Path(__file__).parents[3] / "benchmarks" / "results"
+    return folder if folder.is_dir() else None
+
+
 def index_of(folder: Path) -> dict[str, Any]:
     """The measurements of every ``*.json`` in ``folder``.
 

@@ -17,7 +17,7 @@ const CELL = 12;
 const HEAD = 16;
 
 const TRACKING = [
-  ["attention", "attention (paper)"],
+  ["attention", "attention"],
   ["recent", "most recent"],
   ["random", "random"],
   ["none", "fresh commits only"],
@@ -27,24 +27,24 @@ const TRACKING = [
 const CONTROLS = {
   none: [],
   dual: [
-    ["choice", "policy", "Recomputed in a block", { options: [["dual", "the block"], ["prefix", "block and all behind"]] }],
+    ["choice", "policy", "Inside a block", { options: [["dual", "the block"], ["prefix", "block and all behind"]] }],
     ["choice", "block_length", "Block length", { options: [["8", "8"], ["16", "16"], ["32", "32"]], number: true }],
   ],
   flash: [
     ["slider", "track", "Budget", { min: 0, max: 16, step: 1 }],
     ["slider", "lookahead", "Look-ahead", { min: 0, max: 16, step: 1 }],
     ["choice", "track_by", "Track by", { options: TRACKING }],
-    ["slider", "refresh_every", "Full refresh every", { min: 0, max: 8, step: 1, show: (n) => (n ? `${n} steps` : "never") }],
+    ["slider", "refresh_every", "Full refresh", { min: 0, max: 8, step: 1, show: (n) => (n ? `every ${n}` : "never") }],
   ],
-  "dkv-decode": [["slider", "refresh", "Full refresh every", { min: 1, max: 16, step: 1, show: (n) => `${n} steps` }]],
+  "dkv-decode": [["slider", "refresh", "Full refresh", { min: 1, max: 16, step: 1, show: (n) => `every ${n}` }]],
   "dllm-cache": [
-    ["slider", "kr", "Answer refresh every", { min: 1, max: 16, step: 1, show: (n) => `${n} steps` }],
-    ["slider", "rho", "Share in between", { min: 0, max: 1, step: 0.05, show: (n) => percent(n, 1) }],
-    ["slider", "kp", "Prompt refresh every", { min: 1, max: 50, step: 1, show: (n) => `${n} steps` }],
+    ["slider", "kr", "Answer", { min: 1, max: 16, step: 1, show: (n) => `every ${n}` }],
+    ["slider", "rho", "In between", { min: 0, max: 1, step: 0.05, show: (n) => percent(n, 1) }],
+    ["slider", "kp", "Prompt", { min: 1, max: 50, step: 1, show: (n) => `every ${n}` }],
   ],
   elastic: [
-    ["slider", "drift", "Refresh below similarity", { min: 0.7, max: 1.01, step: 0.01, show: (n) => n.toFixed(2) }],
-    ["slider", "track_num", "Tracked tokens a layer", { min: 1, max: 8, step: 1 }],
+    ["slider", "drift", "Refresh below", { min: 0.7, max: 1.01, step: 0.01, show: (n) => n.toFixed(2) }],
+    ["slider", "track_num", "Tracked", { min: 1, max: 8, step: 1 }],
   ],
 };
 
