@@ -44,6 +44,12 @@ def test_accuracy_and_throughput_with_what_stands_above_them(tmp_path: Path) -> 
     assert seen["skipped"] == {}
 
 
+def test_a_mean_with_its_standard_error(tmp_path: Path) -> None:
+    row = {"method": "m", "accuracy": 9, "tokens_per_forward": {"value": 2.25, "se": 0.1}}
+    put(tmp_path, "a.json", {"plans": [{"question": "?", "rows": [row]}]})
+    assert index_of(tmp_path)["points"][0]["tpf"] == 2.25
+
+
 def test_an_evaluation_by_the_rule_of_the_papers(tmp_path: Path) -> None:
     rules = {
         "flexible-extract": {"accuracy": 70.0, "interval": [60.0, 80.0], "n": 9},

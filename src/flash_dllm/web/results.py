@@ -96,7 +96,7 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     }
     out: dict[str, Any] = {}
     for name, keys in names.items():
-        value = next((row[key] for key in keys if _number(row.get(key))), None)
+        value = next((found for key in keys if (found := _mean(row.get(key))) is not None), None)
         if value is not None:
             out[name] = value
     if "batch" in out and _number(row.get("tokens_per_second")):
@@ -105,6 +105,13 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
         if "accuracy" in out and row.get(name) is not None:
             out[name] = row[name]
     return out
+
+
+def _mean(value: Any) -> float | None:
+    """A number, or the ``value`` of one with its standard error."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    return value if _number(value) else None
 
 
 def _number(value: Any) -> bool:
