@@ -77,6 +77,13 @@ def test_nothing_and_everything(llm: LLM) -> None:
         Likelihood(llm, 0)
 
 
+def test_weights_that_are_not_whole_are_refused(chat_folder: Path) -> None:
+    llm = LLM(chat_folder)
+    llm.args = llm.args.model_copy(update={"tensor_parallel_size": 2})
+    with pytest.raises(EvalError, match="tensor_parallel_size=2"):
+        Likelihood(llm, 1).log_prob(CONTEXT, TARGET)
+
+
 def test_greedy_is_what_the_engine_decodes(chat_folder: Path) -> None:
     llm = LLM(chat_folder, cache="none", decoding="greedy")
     params = SamplingParams(max_tokens=5, stop_at_eos=False, stop_token_ids=())

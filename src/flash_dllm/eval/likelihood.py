@@ -38,7 +38,7 @@ class Likelihood:
         """The estimate of log p(target | context), in nats; 0 for an empty target.
 
         Raises:
-            EvalError: the two together are longer than ``max_model_len``.
+            EvalError: the two together are longer than ``max_model_len``, or the weights are quantised or split.
         """
         self._check(context, target)
         n = len(target)
@@ -100,6 +100,12 @@ class Likelihood:
         return True
 
     def _check(self, context: list[int], target: list[int]) -> None:
+        args = self.llm.args
+        if args.quantization is not None or args.tensor_parallel_size > 1:
+            raise EvalError(
+                f"a likelihood is a plain forward of whole weights, not with quantization={args.quantization!r}, "
+                f"tensor_parallel_size={args.tensor_parallel_size}"
+            )
         total = len(context) + len(target)
         if total > self.llm.max_model_len:
             raise EvalError(
