@@ -9,7 +9,8 @@ from typing import Any
 
 @cache
 def repair() -> None:
-    """Two faults with bfloat16: products multiply its bits as integers, and rounding to it cuts instead."""
+    """Three faults: products of bfloat16 multiply its bits as integers, rounding to it cuts, and rounding to e4m3
+    forgets the carry from the mantissa."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     import numpy as np
@@ -37,4 +38,13 @@ def repair() -> None:
         rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.bfloat16)
         return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view("uint16"), tl.bfloat16)
 
+    convert = builder.create_fp_to_fp
+
+    def create_fp_to_fp(self: Any, source: Any, kind: Any, rounding: Any) -> Any:
+        if source.dtype.scalar != tl.float32 or kind.scalar != tl.float8e4nv:
+            return convert(self, source, kind, rounding)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.float8_e4m3fn)
+        return interpreter.TensorHandle(rounded.view(torch.uint8).numpy(), tl.float8e4nv)
+
     builder.create_dot, builder.cast_impl = create_dot, cast_impl
+    builder.create_fp_to_fp = create_fp_to_fp

@@ -148,6 +148,12 @@ def test_bytes_and_slices() -> None:
         assert moved.kind == kind and moved.scale.dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", QUANTIZE)
+def test_any_number_of_dimensions(kind: str) -> None:
+    stored, x = made(kind, torch.randn(16, 32)), rows(3, (24, 32), 2.0)
+    assert torch.equal(linear(x.view(4, 6, 32), stored), linear(x, stored).view(4, 6, 16))
+
+
 def test_int8_linear_does_not_touch_its_inputs() -> None:
     x, data, scale = torch.randn(3, 8), torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
     before = (x.clone(), data.clone(), scale.clone())

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from flash_dllm.errors import FlashDLLMError
+from flash_dllm.kernels.choice import TRITON, choose
 from flash_dllm.kernels.linear import Matrix, quantize_fp8, quantize_int8
 from flash_dllm.kernels.linear.hopper import scaled_linear
+from flash_dllm.kernels.linear.op import FEW
 from flash_dllm.kernels.linear.ref import fp8_linear, int8_linear
 from flash_dllm.models.config import ModelError
 from flash_dllm.models.layers import MATRICES, Model
@@ -54,11 +56,18 @@ class QuantizedWeight:
         return self.data.shape
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x`` [N, in] times the matrix, [N, out], dtype of ``x``."""
-        if self.kind == "int8":
-            return int8_linear(x, self.data, self.scale, bias)
-        product = scaled_linear if x.is_cuda else fp8_linear
-        return product(x, self.data, self.scale, bias)
+        """``x`` [..., in] times the matrix, [..., out], dtype of ``x``."""
+        rows = x.flatten(0, -2)
+        product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+        if self.kind == "fp8":
+            product = scaled_linear if x.is_cuda else fp8_linear
+        elif choose(None, rows) == TRITON and len(rows) <= FEW:
+            from flash_dllm.kernels.linear import triton8
+
+            product = triton8.int8_linear
+        else:
+            product = int8_linear
+        return product(rows, self.data, self.scale, bias).unflatten(0, x.shape[:-1])
 
     def write(self, start: int, rows: Tensor, name: str = "a matrix") -> None:
         """Quantise ``rows`` [n, in] into rows ``start``, ``start + 1``, ...
