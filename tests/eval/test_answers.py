@@ -43,6 +43,15 @@ def test_answers_come_in_the_order_of_the_requests(llm: LLM) -> None:
     assert answerer.answers == there
 
 
+def test_answers_do_not_depend_on_slots_or_neighbours(llm: LLM) -> None:
+    """Scores of a published evaluator changed with its batch size."""
+    alone = LLM.from_args(llm.args.model_copy(update={"max_num_seqs": 1}), llm.loaded)
+    many = LLM.from_args(llm.args.model_copy(update={"max_num_seqs": 5}), llm.loaded)
+    texts = [[a.text for a in Answerer(each).answer(asks())] for each in (alone, llm, many)]
+    assert texts[0] == texts[1] == texts[2]
+    assert [Answerer(many).answer([ask])[0].text for ask in asks()] == texts[0]
+
+
 def test_counters_are_those_of_the_engine(llm: LLM) -> None:
     for answer, output in zip(Answerer(llm).answer(asks()), whole_outputs(llm), strict=True):
         done = output.outputs[0]

@@ -93,6 +93,7 @@ def test_humaneval_is_extracted_from_the_uncut_text(chat_folder: Path) -> None:
     assert found == {"pass@1 extracted": {0: True}, "pass@1": {0: False}}
     counted = counters([answer, replace(answer, answer_tokens=10, kept_tokens=4, nfe=5, elapsed=2.0)])
     assert counted["nfe"] == answer.nfe + 5 and counted["kept_tokens"] == answer.kept_tokens + 4
+    assert counted["empty"] == 2
     assert counted["tokens_per_second"] == pytest.approx((answer.answer_tokens + 10) / 2.0, abs=0.01)
     assert counters([])["tokens_per_second"] is None
 

@@ -100,6 +100,7 @@ def counters(answers: Sequence[Answer]) -> dict[str, Any]:
     latency = sorted(a.seconds for a in answers)
     return {
         "answers": len(answers), "failed": sum(a.error is not None for a in answers),
+        "empty": sum(not a.text.strip() for a in answers),
         "processes": len({a.run for a in answers}), "seconds": round(seconds, 3),
         "prompt_tokens": sum(a.prompt_tokens for a in answers),
         "truncated_prompts": sum(a.cut_tokens > 0 for a in answers),
@@ -262,6 +263,10 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
             )
         if c["failed"]:
             notes.append(f"{name}: {c['failed']} answers failed and count as wrong.")
+        if c["empty"]:
+            notes.append(
+                f"{name}: {c['empty']} answers are empty (a stop token or a stop string came first)."
+            )
         if c["processes"] > 1:
             notes.append(
                 f"{name}: {c['processes']} processes; seconds after the last answer of one are not counted."
