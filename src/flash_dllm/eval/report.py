@@ -187,15 +187,22 @@ def write(report: Mapping[str, Any], results: Mapping[str, Any], folder: Path) -
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The report as a page."""
+    lines = [f"# {report['model']}, {report['method']}", "", headline(report), ""]
+    lines += [f"Counting: {report['counting']}.", "", *_scores(report), "", *_costs(report)]
+    notes = remarks(report)
+    lines += ["", *(f"- {note}" for note in notes)] if notes else []
+    lines += ["", "Harness scores:", ""]
+    for name, task in report["tasks"].items():
+        scores = [f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in task["harness"].items()]
+        lines.append(f"- {name} (version {task['version']}): {', '.join(scores)}")
+    settings = {k: v for k, v in report.items() if k not in ("tasks", "groups", "counting", "kind")}
+    text = json.dumps(settings, ensure_ascii=False, indent=2, default=str)
+    return "\n".join([*lines, "", "Settings:", "", "```json", text, "```", ""])
+
+
+def _scores(report: Mapping[str, Any]) -> list[str]:
+    """Right answers by task and rule."""
     lines = [
-        f"# {report['model']}, {report['method']}",
-        "",
-        headline(report),
-        "",
-        f"Counting: {report['counting']}.",
-        "",
-    ]
-    lines += [
         "| task | shots | problems | rule | right % | 95 % interval |",
         "| --- | ---: | ---: | --- | ---: | --- |",
     ]
@@ -207,32 +214,21 @@ def markdown(report: Mapping[str, Any]) -> str:
             lines.append(
                 f"| {name} | {shots} | {rate['n']} | {rule}{mark} | {rate['accuracy']} | {low}–{high} |"
             )
-    lines += ["", "| task | answer tokens | kept | passes | tokens a pass | a step | seconds | tokens/s | kept/s |",
-              "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    return lines
+
+
+def _costs(report: Mapping[str, Any]) -> list[str]:
+    """Tokens, passes and time by task."""
+    keys = (
+        "answer_tokens", "kept_tokens", "nfe", "tokens_per_forward", "tokens_per_step", "seconds", "tokens_per_second",
+        "kept_tokens_per_second",
+    )  # fmt: skip
+    titles = ("answer tokens", "kept", "passes", "tokens a pass", "a step", "seconds", "tokens/s", "kept/s")
+    lines = [f"| task | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
     for name, task in report["tasks"].items():
-        c = task["counters"]
-        cells = [c["answer_tokens"], c["kept_tokens"], c["nfe"], c["tokens_per_forward"], c["tokens_per_step"],
-                 c["seconds"], c["tokens_per_second"], c["kept_tokens_per_second"]]  # fmt: skip
-        lines.append("| " + " | ".join(["" if v is None else str(v) for v in [name, *cells]]) + " |")
-    notes = remarks(report)
-    lines += ["", *(f"- {note}" for note in notes)] if notes else []
-    lines += ["", "Harness scores:", ""]
-    for name, task in report["tasks"].items():
-        scores = ", ".join(
-            f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in task["harness"].items()
-        )
-        lines.append(f"- {name} (version {task['version']}): {scores}")
-    settings = {k: v for k, v in report.items() if k not in ("tasks", "groups", "counting", "kind")}
-    lines += [
-        "",
-        "Settings:",
-        "",
-        "```json",
-        json.dumps(settings, ensure_ascii=False, indent=2, default=str),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+        cells = ["" if task["counters"][key] is None else str(task["counters"][key]) for key in keys]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
 def headline(report: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,8 +122,6 @@ class Benchmarks:
         return name
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        from dataclasses import replace
-
         name = self.task(cell)
         settings = replace(self.settings, tasks=(name,), num_fewshot=cell.shots)
         params = SamplingParams.model_validate({"max_tokens": cell.length, **cell.params})
