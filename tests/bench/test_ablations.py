@@ -115,6 +115,17 @@ def test_processes_share_resume_and_add_up(llm: LLM, tmp_path: Path, monkeypatch
         assert row["tokens_per_forward"]["value"] > 0 and row["rows_per_token"]["value"] > 0
 
 
+def test_a_unit_that_fails_is_reported_and_tried_again(llm: LLM, tmp_path: Path) -> None:
+    broken = Case("broken", "flash+threshold", {"colour": 3})
+    plan = Plan("test", "Which?", (broken, A), ("arith",))
+    for _ in range(2):
+        seen = list(run(llm, [plan], tmp_path, sets=1, count=2, share=Share(), seconds=1e9))
+        failed = {u.case.label: r for u, r in seen}["broken"]
+        assert failed is not None and "colour" in failed["failed_with"]
+    assert len(done_units(tmp_path)) == 1
+    assert collect([plan], tmp_path, 1)["missing"] == 1
+
+
 def unit_line(case: Case, index: int, verdicts: str, **changes: Any) -> str:
     n = len(verdicts)
     line = {

@@ -42,7 +42,7 @@ def test_a_step_has_an_idle_share_and_a_peak(method: str) -> None:
 def test_a_load_runs_with_refills() -> None:
     model = weights("llada-tiny", torch.bfloat16, DEVICE)
     setting = Setting("llada-tiny", "flash+threshold", {"lookahead": 8, "track": 16}, 2.0)
-    first, warm = measure_load(setting, model, 4, Load(10, (10, 30), (8, 24), 32))
+    first, warm = measure_load(setting, model, 4, Load(10, (10, 30), (40, 60), 64))
     assert first["answer_tokens"] == warm["answer_tokens"] > 0 and first["failed"] == 0
     assert 0 <= warm["idle_share"] < 1
 

@@ -156,6 +156,8 @@ def run(
 ) -> Iterator[tuple[Unit, dict[str, Any] | None]]:
     """Run this process's units that nobody has finished; gives each as it is done, None for one left out for time.
 
+    A unit that raises gives ``{"failed_with": ...}``; it is not kept, so that the next call tries it again.
+
     Args:
         llm: weights and sizes; every unit builds its method on them.
         folder: where units are kept.
@@ -173,7 +175,11 @@ def run(
         if time.monotonic() - began > seconds:
             yield unit, None
             continue
-        result = run_unit(llm, unit, count)
+        try:
+            result = run_unit(llm, unit, count)
+        except Exception as error:  # a unit that fails must not keep the others from running
+            yield unit, {"failed_with": f"{type(error).__name__}: {error}"}
+            continue
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
         yield unit, result

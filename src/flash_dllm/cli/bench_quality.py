@@ -114,10 +114,14 @@ def _run(
 
     share = Share.parse(shard)
     llm, left = _load(chosen, *size), 0
+    failed: list[str] = []
     for unit, result in run(llm, chosen, out, sets=sets, count=problems, share=share, seconds=seconds):
         left += result is None
-        if result is not None:
-            what = f"{unit.case.method} {unit.case.label}, {unit.problems} set {unit.index}"
+        what = f"{unit.case.method} {unit.case.label}, {unit.problems} set {unit.index}"
+        if result is not None and "failed_with" in result:
+            failed.append(f"{what}: {result['failed_with']}")
+            typer.echo(failed[-1], err=True)
+        elif result is not None:
             right = result["verdicts"].count("1")
             typer.echo(f"{what}: {right} of {result['problems_a_set']} in {result['seconds']} s", err=True)
     told = facts(llm.loaded.model.device, llm.loaded.model.dtype, synthetic=False)
@@ -127,6 +131,9 @@ def _run(
         _show(report)
     if left:
         typer.echo(f"{left} units of this shard were not started for time; run again to go on", err=True)
+    if failed:
+        typer.echo(f"{len(failed)} units failed", err=True)
+        raise typer.Exit(1)
     return report
 
 
