@@ -67,7 +67,8 @@ class QuantizedWeight:
             product = triton8.int8_linear
         else:
             product = int8_linear
-        return product(rows, self.data, self.scale, bias).unflatten(0, x.shape[:-1])
+        out: Tensor = product(rows, self.data, self.scale, bias).unflatten(0, x.shape[:-1])
+        return out
 
     def write(self, start: int, rows: Tensor, name: str = "a matrix") -> None:
         """Quantise ``rows`` [n, in] into rows ``start``, ``start + 1``, ...
