@@ -160,6 +160,7 @@ def test_the_page_has_each_number_twice() -> None:
     text = page(report)
     row = next(line for line in text.splitlines() if "| Fast-dLLM |" in line)
     assert "| 80.82 | 50.0 (40.0–60.0, n=20) | 36.8 | 40.0 |" in row and "14.2 | 4.0" in row
+    assert report["counting"] in text and "wall time" in report["counting"]
     assert "not run: it has no such thing" in next(
         line for line in text.splitlines() if "| Elastic-Cache |" in line
     )

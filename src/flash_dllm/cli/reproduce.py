@@ -173,6 +173,7 @@ def _show(report: dict[str, Any]) -> None:
         print_table(f"{report['plan']}: {report['title']} (published / measured)", titles, rows)
     typer.echo("\n".join(analyses(report["analyses"])))
     typer.echo(f"Published: {report['source']}. Measured: {report['model']}; {report['measured_on']}.")
+    typer.echo(f"Counting: {report['counting']}.")
     for line in (*report["differs"], *report["notes"]):
         typer.echo(f"- {line}")
 

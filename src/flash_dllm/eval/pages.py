@@ -17,6 +17,7 @@ def page(report: Mapping[str, Any]) -> str:
     lines = [f"# {report['plan']}: {report['title']}", ""]
     lines += [f"Published: {report['source']}, {where['model']} on {where['device']}."]
     lines += [f"Measured: {report['model']} on {report['device_name']}; {report['measured_on']}.", ""]
+    lines += [f"Counting: {report['counting']}.", ""]
     lines += ["What differs, so that the columns do not compare as they stand:", ""]
     lines += [f"- {line}" for line in report["differs"]]
     if report["cells"]:
