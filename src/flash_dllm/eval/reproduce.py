@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ANALYSED = 12
 """Problems of the analyses of Figure 1, unless a limit says otherwise."""
 COUNTING = (
-    "answer tokens up to, without, the first stop token; prompt tokens never count; every forward pass counts; wall time "
-    "includes tokenising (random prompts have no text) and excludes loading the model and warming up"
+    "answer tokens up to, without, the first stop token; prompt tokens never count; every forward pass counts; wall "
+    "time includes tokenising (random prompts have no text) and excludes loading the model and warming up"
 )
 
 
@@ -85,7 +85,8 @@ def run_plan(
     return {
         "kind": "reproduction", "plan": plan.name, "title": plan.title, "source": published.SOURCE,
         "published_on": {"model": published.MODEL, "device": published.DEVICE},
-        "model": facts.model, "device_name": facts.device_name, **facts.more, "counting": COUNTING, "measured_on": source.label,
+        "model": facts.model, "device_name": facts.device_name, **facts.more, "counting": COUNTING,
+        "measured_on": source.label,
         "differs": differences(facts, source.label), "notes": list(plan.notes), "cells": cells, "analyses": {},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
