@@ -63,8 +63,8 @@ def memory_estimate(
 def activation_bytes(config: ModelConfig, dtype: torch.dtype, longest: int, rows: int = SLAB) -> int:
     """Bytes of activations while ``rows`` rows pass, an upper bound.
 
-    They pass at most :data:`SLAB` at a time, or the ``longest`` canvas. Counted: residual, normed input, packed q, k, v,
-    attention output and the feed-forward's gate, up and product.
+    They pass at most :data:`SLAB` at a time, or the ``longest`` canvas. Counted: residual, normed input, packed q, k,
+    v, attention output and the feed-forward's gate, up and product.
     """
     width = 3 * config.d_model + config.qkv_rows + config.n_heads * config.head_dim + 3 * config.d_ffn
     return width * min(rows, max(SLAB, longest)) * dtype.itemsize
