@@ -1,4 +1,4 @@
-// Small helpers for elements.
+// Small functions for elements.
 
 /** An element; text goes in as text, never as markup. */
 export function make(name, attributes = {}, ...children) {

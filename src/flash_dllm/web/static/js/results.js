@@ -60,7 +60,7 @@ function buildFilters() {
 }
 
 function ticks(low, high) {
-  const raw = (high - low) / 5 || 1;
+  const raw = (high - low) / 6 || 1;
   const size = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((n) => n * size).find((n) => n >= raw);
   const out = [];
