@@ -116,6 +116,52 @@ def test_a_rank_that_is_killed_in_a_step(gqa: LLM) -> None:
         killer.wait(LONG)
 
 
+def test_a_rank_that_fails(golden_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An order that no follower knows, a checksum that does not agree, and a step that fails on rank 0 alone."""
+
+    def unknown(llm: LLM) -> None:
+        llm.engine.link.order("dance", 1)  # type: ignore[attr-defined]
+
+    def other(llm: LLM) -> None:
+        llm.engine.link._check += 1  # type: ignore[attr-defined]
+
+    def broken(llm: LLM) -> None:
+        def step(lanes: Any) -> None:
+            raise ZeroDivisionError("of all things")
+
+        llm.engine.decoder.step = step  # type: ignore[assignment]
+
+    for fault, ours, theirs in (
+        (unknown, "rank 1: ValueError: order 'dance' is not known", "rank 1 ends: ValueError: order 'dance'"),
+        (other, "rank 1: RankError: what ended in the last step", "rank 1 ends: what ended in the last step"),
+        (broken, "rank 0 failed .ZeroDivisionError: of all things.", "rank 1 ends: rank 0 failed"),
+    ):
+        llm = start(golden_dir / "llada-tiny")
+        try:
+            answers(llm)
+            fault(llm)
+            for _ in range(2):
+                with pytest.raises(RankError, match=ours):
+                    answers(llm)
+            assert follower(llm).wait(LONG) == 1
+            assert theirs in capfd.readouterr().err
+        finally:
+            llm.close()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs(golden_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flash_dllm.parallel.group.STALL", 5.0)
+    llm = start(golden_dir / "llada-tiny")
+    try:
+        follower(llm).send_signal(signal.SIGSTOP)
+        with pytest.raises(RankError, match=r"rank 0 failed .*[Tt]ime"):
+            answers(llm)
+    finally:
+        llm.close()
+    assert follower(llm).poll() == -signal.SIGKILL
+
+
 LONE = """
 import os, sys
 from flash_dllm import LLM

@@ -72,12 +72,17 @@ class Liveness:
     Attributes:
         lost: why the ranks cannot go on, or None.
         closing: the end is wanted; nothing that happens from here on is a loss.
+        abort, leave: break off this rank's own sum, from any thread; leave the group, so that others' sums break.
     """
+
+    patience = 5.0
+    """Seconds for the reason to come after a sum has broken."""
 
     def __init__(self) -> None:
         self.lost: str | None = None
         self.closing = False
         self.abort: Callable[[], None] = lambda: None
+        self.leave: Callable[[], None] = lambda: None
         self._inside = 0
         self._changed = threading.Condition()
 
@@ -118,7 +123,7 @@ class Liveness:
         elif issubclass(kind, Exception) and not issubclass(kind, RankError):
             # A broken sum and a closed connection are two signs of the same death; the second says whose.
             with self._changed:
-                self._changed.wait_for(lambda: self.lost is not None, timeout=5)
+                self._changed.wait_for(lambda: self.lost is not None, timeout=self.patience)
             if self.lost is not None:
                 raise RankError(self.lost) from value
 
@@ -249,6 +254,8 @@ class Spoke(Liveness):
         store: where rank 0 published its address.
         rank: of this process.
     """
+
+    patience = 1.0
 
     def __init__(self, store: Any, rank: int, timeout: float) -> None:
         super().__init__()

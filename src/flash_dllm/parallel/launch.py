@@ -226,7 +226,7 @@ def _connect(store: Any, rank: int, size: int, device: torch.device, control: Hu
     (result,) = made
     if isinstance(result, Exception):
         raise result
-    control.abort = result.abort
+    control.abort, control.leave = result.abort, result.close
     return result
 
 

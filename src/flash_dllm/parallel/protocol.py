@@ -61,10 +61,15 @@ class Leader:
             with self.hub:
                 yield self._ended
         except RankError:
+            self.hub.leave()
             raise
         except BaseException as exc:
-            # The others are in the middle of a step that this rank does not finish.
-            self.hub.fail(f"rank 0 failed ({type(exc).__name__}: {exc})")
+            # The others are in the middle of a step that this rank does not finish, and wait for its sums.
+            reason = f"rank 0 failed ({type(exc).__name__}: {exc})"
+            self.hub.fail(reason)
+            self.hub.leave()
+            if isinstance(exc, Exception):
+                raise RankError(reason) from exc
             raise
 
     def _ended(self, ended: Any) -> None:
