@@ -1,7 +1,8 @@
-"""The queueing simulation against a measured server: one engine on the CPU, Poisson load, several loads.
+r"""The queueing simulation against a measured server: one engine on the CPU, Poisson load, several loads.
 
     python benchmarks/simulation.py --output benchmarks/results/simulation-cpu.json
-    python benchmarks/simulation.py --pace 0.2,0.05 --tokens 20 --loads 0.5,0.8 --output benchmarks/results/simulation-paced.json
+    python benchmarks/simulation.py --pace 0.2,0.05 --tokens 20 --loads 0.5,0.8 --requests 100 --steps 20 \
+      --output benchmarks/results/simulation-paced.json
 
 First the time of a step by busy slots is measured in this process, and the steps of every prompt's answer. Then a
 server process gets an open-loop load, and the simulation, which knows only the curve, the steps and the arrival times,
