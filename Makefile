@@ -29,7 +29,7 @@ test: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not browser"
 
 slow: $(TOOLS)
-	$(BIN)/python -m pytest -n 2 -m "(slow or browser) and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "(slow or browser) and not gpu"
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

@@ -20,6 +20,8 @@ from flash_dllm.scale.rows import BadRow, Row
 from tests.commands import Run
 from tests.scale.cluster import small_cluster, workers
 
+# One cluster at a time: two of them share no core of a small machine.
+pytestmark = pytest.mark.xdist_group("ray")
 PARAMS = SamplingParams(max_tokens=12)
 
 

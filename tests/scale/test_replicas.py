@@ -22,7 +22,7 @@ from flash_dllm.scale.replicas import NAME, ReplicaArgs, deploy
 from tests.commands import Run
 from tests.scale.cluster import LONG, WAIT, serve_args, small_cluster, workers
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 REQUESTS = 24
 ENGINE = "ServeReplica:flash-dllm:engine"
 
