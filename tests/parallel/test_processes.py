@@ -116,6 +116,7 @@ def test_a_rank_that_is_killed_in_a_step(gqa: LLM) -> None:
         killer.wait(LONG)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails(golden_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """An order that no follower knows, a checksum that does not agree, and a step that fails on rank 0 alone."""
 

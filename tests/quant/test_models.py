@@ -103,7 +103,8 @@ CASES = [
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 @pytest.mark.parametrize(
-    ("cache", "decoding"), [("none", "branch"), ("dual", "threshold"), ("flash", "verify")]
+    ("cache", "decoding"),
+    [pytest.param("none", "branch", marks=pytest.mark.slow), ("dual", "threshold"), ("flash", "verify")],
 )
 def test_an_answer_does_not_depend_on_its_mates(
     golden_dir: Path, options: dict[str, Any], cache: str, decoding: str
