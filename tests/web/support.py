@@ -18,6 +18,9 @@ WAIT = 60_000.0
 """Milliseconds after which a test gives up: far more than anything takes."""
 
 
+READY = "window.toy !== undefined || document.getElementById('error')?.hidden === false"
+
+
 class Visit:
     """A page under watch: what it asked for and what it complained of."""
 
@@ -48,8 +51,16 @@ class Visit:
         """Requests that would have left the machine."""
         return [url for url in self.asked if urlsplit(url).hostname not in ("127.0.0.1", None)]
 
-    def open(self, page: str) -> Page:
-        self.page.goto(self.base + page, wait_until="networkidle")
+    def open(self, page: str, clock: bool = False) -> Page:
+        """Go to a page and wait until its script has done its start or complained.
+
+        Args:
+            clock: time stands still on the page; ``page.clock.run_for`` moves it.
+        """
+        if clock:
+            self.page.clock.install()
+        self.page.goto(self.base + page)
+        self.page.wait_for_function(READY)
         return self.page
 
 

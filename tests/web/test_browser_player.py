@@ -88,15 +88,26 @@ def test_every_step_and_pass_is_on_the_clock(seen: Visit, log: Path) -> None:
     assert counter(page, "forward passes") == "14"
 
 
-def test_it_plays_faster_at_a_higher_speed_and_stops_at_the_end(seen: Visit, log: Path) -> None:
-    page = seen.open("player.html")
+def test_it_plays_at_its_speed_and_stops_at_the_end(seen: Visit, log: Path) -> None:
+    """Five passes a second at speed 1, eighty at speed 16."""
+    page = seen.open("player.html", clock=True)
     load(page, log)
-    page.get_by_label("Speed").select_option("16")
+    page.wait_for_selector(".lane")
+    page.clock.pause_at(page.evaluate("Date.now() + 1000"))
     page.get_by_role("button", name="Play").click()
-    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.clock.run_for(1000)
+    assert 4 <= page.evaluate("toy.player.t") <= 5.5
+    page.get_by_label("Speed").select_option("16")
+    page.clock.run_for(200)
+    assert 18 <= page.evaluate("toy.player.t") <= 23
+    page.get_by_role("button", name="Pause").click()
+    held = page.evaluate("toy.player.t")
+    page.clock.run_for(1000)
+    assert page.evaluate("toy.player.t") == held
+    page.get_by_role("button", name="Play").click()
+    page.clock.run_for(2000)
     expect(page.locator("output")).to_have_text("pass 44 of 44")
     expect(page.get_by_role("button", name="Play")).to_be_visible()
-    assert page.evaluate("toy.player.speed") == 16
 
 
 def test_states_are_told_apart(seen: Visit, log: Path) -> None:

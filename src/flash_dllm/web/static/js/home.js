@@ -3,3 +3,5 @@
 import { startTheme } from "./theme.js";
 
 startTheme();
+// As on the other pages: the script has started.
+window.toy = {};

@@ -224,8 +224,7 @@ function main() {
     }
   });
   document.addEventListener("themechange", () => state.lane?.redraw());
-  window.toy = { state, connect };
-  connect();
+  connect().finally(() => (window.toy = { state }));
 }
 
 main();
