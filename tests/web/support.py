@@ -18,7 +18,7 @@ WAIT = 60_000.0
 """Milliseconds after which a test gives up: far more than anything takes."""
 
 
-READY = "window.toy !== undefined || document.getElementById('error')?.hidden === false"
+READY = "html[data-ready], #error:not([hidden])"
 
 
 class Visit:
@@ -60,7 +60,7 @@ class Visit:
         if clock:
             self.page.clock.install()
         self.page.goto(self.base + page)
-        self.page.wait_for_function(READY)
+        self.page.wait_for_selector(READY, state="attached")
         return self.page
 
 

@@ -14,6 +14,7 @@ from .support import Visit, visit
 from .test_server import PAGES
 
 pytestmark = pytest.mark.browser
+LIMIT = 500_000
 SCREENS: dict[str, dict[str, Any]] = {
     "wide, light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
     "phone, dark": {
@@ -43,8 +44,10 @@ def prepare(page: Page, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_axe_finds_nothing_serious_and_nothing_overflows(screen: Visit, name: str) -> None:
+def test_axe_finds_nothing_serious_and_nothing_overflows_or_is_heavy(screen: Visit, name: str) -> None:
     page = screen.open(f"{name}.html")
+    weight = page.evaluate("performance.getEntries().reduce((sum, e) => sum + (e.decodedBodySize || 0), 0)")
+    assert 0 < weight < LIMIT
     prepare(page, name)
     found = Axe().run(page).response["violations"]
     serious = [
@@ -168,12 +171,3 @@ def test_the_theme_can_be_chosen_and_is_kept(seen: Visit) -> None:
     page.locator("#theme").click()
     expect(page.locator("#theme")).to_have_text("Theme: auto")
     assert page.evaluate(paper) == light
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_weighs_little(seen: Visit, name: str) -> None:
-    seen.open(f"{name}.html")
-    weight = seen.page.evaluate(
-        "performance.getEntries().reduce((sum, e) => sum + (e.decodedBodySize || 0), 0)"
-    )
-    assert 0 < weight < 500_000

@@ -2,7 +2,7 @@
 
 import { byId, choice, make, percent, slider, transport } from "./dom.js";
 import { runPolicy, staleness } from "./policies.js";
-import { between, colours, hatch, sharp, startTheme, still } from "./theme.js";
+import { between, colours, hatch, sharp, started, startTheme, still } from "./theme.js";
 
 const TITLES = {
   none: ["No cache", "every row, every step"],
@@ -278,7 +278,7 @@ async function start() {
   new ResizeObserver(redraw).observe(byId("policies"));
   time.go(steps - 1);
   redraw();
-  window.toy = { panels, time };
+  started({ panels, time });
 }
 
 start();

@@ -4,7 +4,7 @@ import { byId } from "./dom.js";
 import { LogError, parseLog } from "./log.js";
 import { Player } from "./player.js";
 import { playerFile, save } from "./share.js";
-import { startTheme } from "./theme.js";
+import { started, startTheme } from "./theme.js";
 
 const MOST = 2;
 let logs = [];
@@ -79,7 +79,7 @@ function start() {
     drop.classList.remove("over");
     open([...event.dataTransfer.files]);
   });
-  window.toy = { player, open, logs: () => logs };
+  started({ player, logs: () => logs });
 }
 
 start();

@@ -4,7 +4,7 @@ import { byId, make } from "./dom.js";
 import { Lane, laneLegend } from "./lane.js";
 import { Log } from "./log.js";
 import { playerFile, save } from "./share.js";
-import { startTheme } from "./theme.js";
+import { started, startTheme } from "./theme.js";
 
 const NUMBERS = ["max_tokens", "temperature", "seed"];
 const OWN = ["epsilon", "gamma", "block_length"];
@@ -224,7 +224,7 @@ function main() {
     }
   });
   document.addEventListener("themechange", () => state.lane?.redraw());
-  connect().finally(() => (window.toy = { state }));
+  connect().finally(() => started({ state }));
 }
 
 main();

@@ -1,7 +1,7 @@
 // The results browser: measurements from benchmarks/results, as they are in the files.
 
 import { byId, make } from "./dom.js";
-import { colours, startTheme } from "./theme.js";
+import { colours, started, startTheme } from "./theme.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const SHAPES = ["circle", "square", "triangle", "diamond", "cross", "ring"];
@@ -201,7 +201,7 @@ async function start() {
   setKind("accuracy");
   document.addEventListener("themechange", draw);
   new ResizeObserver(() => drawChart(shown())).observe(byId("plot").parentElement);
-  window.toy = { state, shown };
+  started({ state, shown });
 }
 
 start();

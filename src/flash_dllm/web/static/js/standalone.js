@@ -3,7 +3,7 @@
 import { byId } from "./dom.js";
 import { Player } from "./player.js";
 import { embedded } from "./share.js";
-import { startTheme } from "./theme.js";
+import { started, startTheme } from "./theme.js";
 
 async function start() {
   startTheme();
@@ -11,7 +11,7 @@ async function start() {
     const logs = await embedded();
     const player = new Player(byId("player"));
     player.show(logs);
-    window.toy = { player };
+    started({ player });
   } catch (error) {
     byId("error").textContent = `This file cannot be played: ${error.message}`;
     byId("error").hidden = false;

@@ -35,6 +35,12 @@ export function startTheme() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => apply(value));
 }
 
+/** The page's script has done its start; `handles` is what a console or a test may reach. */
+export function started(handles = {}) {
+  window.toy = handles;
+  document.documentElement.dataset.ready = "";
+}
+
 /** The colours of the stylesheet by name, as they are now. */
 export function colours() {
   const style = getComputedStyle(document.documentElement);

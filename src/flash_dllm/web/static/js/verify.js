@@ -2,7 +2,7 @@
 
 import { byId, make, slider } from "./dom.js";
 import { decide } from "./rules.js";
-import { colours, startTheme } from "./theme.js";
+import { colours, started, startTheme } from "./theme.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 190;
@@ -196,7 +196,6 @@ function refresh() {
   byId("agrees").checked = place.agrees || place.view > 0.5;
   byId("agrees").disabled = place.view > 0.5;
   controls.pick.value = String(state.picked);
-  window.toy = { state, result };
 }
 
 function pick(index) {
@@ -309,6 +308,7 @@ async function start() {
   buildViews();
   document.addEventListener("themechange", () => (refresh(), drawLegend()));
   new ResizeObserver(() => refresh()).observe(byId("chart").parentElement);
+  started({ state });
 }
 
 start();
