@@ -58,7 +58,7 @@ reply = client.completions.create(
 print(f"\nfilled in: {reply.choices[0].text!r}")
 reply = client.completions.create(
     model=model,
-    prompt="Karl has a purple ring. The ring of Karl is {{2}}.",
+    prompt="Karl has a purple ring. The ring of Karl is{{1}}.",
     extra_body={"diffusion": {"infill": True}},
 )
 print(reply.choices[0].text)

@@ -14,7 +14,7 @@ from flash_dllm.cli.tables import print_table
 if TYPE_CHECKING:
     from flash_dllm.bench.tune import Tried
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
