@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,25 @@ def test_the_engine_survives_bad_weights(tmp_path: Path) -> None:
 
 def test_eot_is_a_stop_token_by_default(llm: LLM) -> None:
     assert llm.loaded.stop_ids == (EOS, EOT)
+
+
+def test_a_job_that_is_there_twice_is_refused_and_nothing_stays(bare_folder: Path) -> None:
+    llm = LLM(bare_folder, device="cpu")
+    job = llm.job([5, 6, 7], SamplingParams(max_tokens=4))
+    with pytest.raises(FlashDLLMError, match="twice"):
+        list(llm.as_completed([job, job]))
+    assert llm.engine.idle
+    with pytest.raises(FlashDLLMError, match="SamplingParams"):
+        llm.generate([[5, 6]], {"max_tokens": 3})  # type: ignore[arg-type]
+
+
+def test_a_log_inside_a_log_leaves_the_outer_one(bare_folder: Path, tmp_path: Path) -> None:
+    llm = LLM(bare_folder, device="cpu")
+    outer, inner = tmp_path / "outer.jsonl", tmp_path / "inner.jsonl"
+    with llm.tracing(outer):
+        with llm.tracing(inner):
+            llm.generate([[5, 6]], SamplingParams(max_tokens=2))
+        llm.generate([[7, 8]], SamplingParams(max_tokens=2))
+    for path in (outer, inner):
+        events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+        assert events.count("request") == events.count("end") == 1

@@ -114,3 +114,23 @@ def test_a_conversation_streams(llm: LLM) -> None:
     talk = [{"role": "user", "content": "hello"}]
     params = SamplingParams(max_tokens=6)
     assert "".join(e.text for e in llm.stream(talk, params)) == llm.chat(talk, params)[0].text
+
+
+def test_an_answer_has_no_text_behind_its_stop_token_even_where_decoding_goes_on(llm: LLM) -> None:
+    """Whole, streamed and with a stop string that only stands behind it."""
+    ids = llm.generate("Say it.", SamplingParams(max_tokens=24, stop_at_eos=False))[0].canvas_ids[-24:]
+    stop = ids[len(ids) // 2]
+    first = ids.index(stop)
+    params = SamplingParams(
+        max_tokens=24, stop_at_eos=False, stop_token_ids=(stop,), skip_special_tokens=False
+    )
+    whole = llm.generate("Say it.", params)[0].outputs[0]
+    assert whole.token_ids == ids[:first]
+    events = list(llm.stream("Say it.", params))
+    assert "".join(event.text for event in events) == whole.text
+    assert llm.tokenizer is not None
+    behind = llm.tokenizer.decode(ids[first + 1 :], False)
+    hidden = next((piece for piece in behind if piece.strip() and piece not in whole.text), None)
+    if hidden is not None:
+        cut = llm.generate("Say it.", params.model_copy(update={"stop": (hidden,)}))[0].outputs[0]
+        assert cut.text == whole.text and cut.stop_reason != hidden

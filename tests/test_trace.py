@@ -98,3 +98,23 @@ def test_unreadable_logs(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(TraceError, match=":1: not a line"):
         read_trace(tmp_path / "bytes.jsonl")
+
+
+@pytest.mark.parametrize(
+    "mark", [["p", 1, 0.5, "guess"], [1, -2, 0.5, "guess"], [1, 2, "c", "guess"], [1, 2, 3]]
+)
+def test_marks_that_are_none(log: tuple[Path, list[int]], mark: list[object], tmp_path: Path) -> None:
+    lines = log[0].read_text(encoding="utf-8").splitlines()
+    number = next(i for i, line in enumerate(lines) if json.loads(line)["event"] == "step")
+    lines[number] = json.dumps({**json.loads(lines[number]), "marks": [mark]})
+    broken = tmp_path / "log.jsonl"
+    broken.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(TraceError, match=rf"log\.jsonl:{number + 1}: mark"):
+        read_trace(broken)
+
+
+def test_a_line_nested_without_end_is_an_error_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("[" * 100_000)
+    with pytest.raises(TraceError, match=r"log\.jsonl:1"):
+        read_trace(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -342,7 +342,13 @@ class LLM:
         return watch(self._loop, job, self.tokenizer, self.mask_id)
 
     def as_completed(self, jobs: Sequence[Job]) -> Iterator[tuple[int, RequestOutput]]:
-        """Run jobs together; gives (index, output) of each as soon as all its answers are there."""
+        """Run jobs together; gives (index, output) of each as soon as all its answers are there.
+
+        Raises:
+            RequestError: the engine refuses one of them, or one is there twice.
+        """
+        if len({job.id for job in jobs}) < len(jobs):
+            raise RequestError("a job is there twice; make one for each answer, or ask for n answers")
         waiting = dict(enumerate(jobs))
         try:
             for job in jobs:
@@ -378,11 +384,11 @@ class LLM:
         }
         text = None if tokenizer is None else lambda token: raw_text(tokenizer, [token])
         with open(path, "w", encoding="utf-8") as file:
-            self._loop.tracer = TraceWriter(file, header, text)
+            before, self._loop.tracer = self._loop.tracer, TraceWriter(file, header, text)
             try:
                 yield
             finally:
-                self._loop.tracer = None
+                self._loop.tracer = before
 
     def _run(self, jobs: list[Job], progress: bool) -> list[RequestOutput]:
         from flash_dllm.progress import bar
@@ -420,6 +426,8 @@ def _each(params: Params, count: int) -> list[SamplingParams]:
     """One set of options a prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if isinstance(params, str | Mapping) or not all(isinstance(p, SamplingParams) for p in params):
+        raise RequestError(f"sampling parameters must be SamplingParams, one or one a prompt, not {params!r}")
     if len(params) != count:
         raise RequestError(f"{len(params)} sets of sampling parameters for {count} prompts")
     return list(params)

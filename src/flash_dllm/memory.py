@@ -31,7 +31,9 @@ class Room:
         if device.type != "cuda":
             return None
         free, total = torch.cuda.mem_get_info(device)
-        return cls(total, free, share)
+        # What torch has taken and does not use is free for us.
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return cls(total, free + spare, share)
 
     @property
     def left(self) -> int:

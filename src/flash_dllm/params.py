@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+MOST = 2**31 - 1
+"""Largest whole number of a request's options, which the engine keeps as 64-bit integers."""
 EosPolicy = Literal["keep", "suppress_logits", "suppress_confidence"]
 AcceptRule = Literal["product", "paper"]
 
@@ -25,11 +27,11 @@ class SamplingParams(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_tokens: int | None = Field(
-        None, ge=1, description="answer length in tokens; default: the model's own"
+        None, ge=1, le=MOST, description="answer length in tokens; default: the model's own"
     )
     temperature: float = Field(0.0, ge=0.0, le=100.0, description="0 takes the most probable token")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus: smallest set of tokens with this mass")
-    top_k: int = Field(0, ge=0, description="keep the k most probable tokens; 0 keeps all")
+    top_k: int = Field(0, ge=0, le=MOST, description="keep the k most probable tokens; 0 keeps all")
     seed: int | None = Field(
         None,
         ge=0,
@@ -45,17 +47,21 @@ class SamplingParams(BaseModel):
     logprobs: bool = Field(False, description="report log confidence at commit and the pass of each commit")
     skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
 
-    steps: int | None = Field(None, ge=1, description="fixed schedules: number of steps; default one a token")
-    block_length: int | None = Field(None, ge=1, description="semi-autoregressive block, in tokens")
+    steps: int | None = Field(
+        None, ge=1, le=MOST, description="fixed schedules: number of steps; default one a token"
+    )
+    block_length: int | None = Field(None, ge=1, le=MOST, description="semi-autoregressive block, in tokens")
     epsilon: float | None = Field(None, gt=0.0, le=1.0, description="confidence that commits a token at once")
     gamma: float | None = Field(
         None, gt=0.0, le=2.0, description="verification threshold; above 1: accept none"
     )
     rule: AcceptRule | None = Field(None, description="how verification accepts drafts")
-    factor: float | None = Field(None, gt=0.0, description="Fast-dLLM's factor f")
-    alg_temp: float | None = Field(None, ge=0.0, description="Dream: noise in the choice of positions")
+    factor: float | None = Field(None, gt=0.0, le=1e6, description="Fast-dLLM's factor f")
+    alg_temp: float | None = Field(
+        None, ge=0.0, le=1e3, description="Dream: noise in the choice of positions"
+    )
     t_end: float | None = Field(None, gt=0.0, lt=1.0, description="Dream: eps, where its time schedule ends")
-    cfg_scale: float | None = Field(None, ge=0.0, description="classifier-free guidance strength")
+    cfg_scale: float | None = Field(None, ge=0.0, le=1e3, description="classifier-free guidance strength")
     eos: EosPolicy = Field("keep", description="EOS as it comes, never produced, or committed last")
 
     @field_validator("stop", mode="before")

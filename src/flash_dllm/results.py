@@ -82,8 +82,8 @@ def _cut(job: Job, done: Finished, tokenizer: Tokenizer, mask_id: int, kept: int
 
 
 def committed_prefix(ids: Sequence[int], mask_id: int, job: Job) -> list[int]:
-    """Answer tokens up to the first that is still MASK or, where it ends the answer, a stop token."""
-    ends = {mask_id, *(job.stop_ids if job.params.stop_at_eos else ())}
+    """Answer tokens up to the first that is still MASK or a stop token, behind which an answer has no text."""
+    ends = {mask_id, *job.stop_ids}
     size = next((i for i, token in enumerate(ids) if token in ends), len(ids))
     return list(ids[:size])
 

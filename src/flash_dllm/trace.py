@@ -152,7 +152,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{path}:{number}"
         try:
             event = json.loads(line.decode("utf-8"))
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise TraceError(f"{where}: not a line of JSON; the log is broken or cut off here") from exc
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise TraceError(f"{where}: not an event")
@@ -169,7 +169,7 @@ def _check(where: str, event: dict[str, Any]) -> None:
         if not isinstance(event[name], kinds) or isinstance(event[name], bool):
             raise TraceError(f"{where}: {kind} with {name}={json.dumps(event[name])[:60]}")
     for mark in event.get("marks", ()):
-        if not (isinstance(mark, list) and len(mark) == 4 and mark[3] in STATES):
+        if not (isinstance(mark, list) and len(mark) == 4 and _is_mark(*mark)):
             raise TraceError(
                 f"{where}: mark {json.dumps(mark)[:60]} is not [position, token, confidence, state]"
             )
@@ -180,6 +180,11 @@ def _check(where: str, event: dict[str, Any]) -> None:
             and isinstance(seen.get("rows"), list)
         ):
             raise TraceError(f"{where}: pass {json.dumps(seen)[:60]} has no kind or rows")
+
+
+def _is_mark(position: Any, token: Any, confidence: Any, state: Any) -> bool:
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (position, token))
+    return whole and isinstance(confidence, int | float) and state in STATES
 
 
 def _follow(where: str, event: dict[str, Any], open_: set[str]) -> None:

@@ -89,3 +89,27 @@ def test_the_fastest_right_candidate_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     table = tune(maker, sizes, clock, ("qkv_rope_write",), tried.append)
     assert table.entries[0].impl == "fused" and table.entries[0].tiles == few[0][1][-1].tiles
+
+
+def test_an_op_that_writes_no_keys_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier run left in the cache does not count as written."""
+    from flash_dllm.bench.kernels import error_of
+    from flash_dllm.kernels import qkv_rope_write as op
+
+    (case,) = Maker(SHAPES["llada-tiny"], torch.float32, CPU).cases(
+        ("qkv_rope_write",), Sizes((8,), (1,), 8, 20, 2)
+    )
+    reference = case.checked("ref")
+    assert error_of(case.checked("ref"), reference) == 0
+    whole = op.qkv_rope_write
+
+    def forgets(h: torch.Tensor, *args: object, **more: object) -> torch.Tensor:
+        keys, values = args[4]  # type: ignore[misc]
+        kept = (keys.clone(), values.clone())
+        out = whole(h, *args, **more)  # type: ignore[arg-type]
+        keys.copy_(kept[0])
+        values.copy_(kept[1])
+        return out
+
+    monkeypatch.setattr(op, "qkv_rope_write", forgets)
+    assert error_of(case.checked("ref"), reference) > 0.5

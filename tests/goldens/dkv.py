@@ -38,7 +38,7 @@ class PlannedNoise(CounterNoise):
             self._key[torch.tensor(block)] = torch.linspace(0.9, 0.1, len(block))
 
     def per_position(self, pos: Tensor, valid: Tensor) -> Tensor:
-        return self._key[pos]
+        return self._key.to(pos.device)[pos]
 
 
 @dataclass

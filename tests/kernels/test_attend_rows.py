@@ -55,11 +55,11 @@ def build(
     base: int = 5,
 ) -> Case:
     """``whole`` rows a slot that see its canvas, then ``ranked`` rows a slot with intervals on every place."""
-    made = torch.Generator().manual_seed(seed)
+    made, drawn = torch.Generator().manual_seed(seed), torch.Generator(device=DEVICE).manual_seed(seed)
     slots, places = len(lengths), base + max(lengths) + 3
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=made, dtype=torch.float64)
+        return torch.randn(shape, generator=drawn, dtype=torch.float64, device=DEVICE)
 
     n = slots * (whole + ranked)
     lo = torch.randint(0, 3, (slots, places), generator=made, dtype=torch.int32)

@@ -14,9 +14,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def operands(rows: int, depth: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    made = torch.Generator().manual_seed(rows)
-    x, w, b = (torch.randn(shape, generator=made) for shape in ((rows, depth), (width, depth), (width,)))
-    return tuple(t.to(DEVICE, dtype) for t in (x, w * depth**-0.5, b))
+    made = torch.Generator(device=DEVICE).manual_seed(rows)
+    shapes = ((rows, depth), (width, depth), (width,))
+    x, w, b = (torch.randn(shape, generator=made, device=DEVICE) for shape in shapes)
+    return tuple(t.to(dtype) for t in (x, w * depth**-0.5, b))
 
 
 def check(rows: int, depth: int, width: int, dtype: torch.dtype, impl: str, bias: bool) -> None:

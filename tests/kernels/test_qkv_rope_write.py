@@ -23,11 +23,11 @@ class Case:
     def __init__(
         self, rows: int, depth: int, heads: tuple[int, int], dim: int, bias: bool, seed: int = 0
     ) -> None:
-        made = torch.Generator().manual_seed(seed)
+        made, drawn = torch.Generator().manual_seed(seed), torch.Generator(device=DEVICE).manual_seed(seed)
         self.slots, self.places = 2, rows + 2
 
         def normal(*shape: int, std: float = 1.0) -> Tensor:
-            return (torch.randn(shape, generator=made, dtype=torch.float64) * std).to(DEVICE)
+            return torch.randn(shape, generator=drawn, dtype=torch.float64, device=DEVICE) * std
 
         width = (heads[0] + 2 * heads[1]) * dim
         self.h, self.weight = normal(rows, depth), normal(width, depth, std=depth**-0.5)
@@ -166,3 +166,14 @@ def test_a_block_table_covers_each_row_once_and_is_kept() -> None:
 def test_at_the_sizes_of_real_models(impl: str, rows: int, shape: tuple[tuple[int, int], int, bool]) -> None:
     heads, dim, bias = shape
     check(Case(rows + 2, heads[0] * dim, heads, dim, bias), torch.bfloat16, impl, not bias)
+
+
+def test_tables_that_a_recorded_step_reads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, device = BlockTables(keep=2), torch.device("cpu")
+    groups = (Group((0,), 0, 5, 9),)
+    early = tables.get(groups, 4, device)
+    with tables.held():
+        assert tables.get(groups, 4, device) is early
+    for rows in range(5, 40):
+        tables.get(groups, rows, device)
+    assert tables.get(groups, 4, device) is early

@@ -405,3 +405,41 @@ def test_the_side_file_of_parts_is_written_anew(tmp_path: Path) -> None:
         bad = read_answers(fs, f"{folder}/out.errors.jsonl", "jsonl")
         assert [record["id"] for record in bad] == ["a", "b", "c"]
     shutil.rmtree(tmp_path)
+
+
+def test_a_batch_never_writes_over_its_input(tmp_path: Path) -> None:
+    bad = write(tmp_path / "a.errors.jsonl", [{"id": "x", "prompt": "y"}])
+    text = bad.read_bytes()
+    for source, output in ((bad, tmp_path / "a.jsonl"), (bad, bad)):
+        with pytest.raises(ScaleError, match="over its input"):
+            run_batch(args_of(source, output), echo)
+        assert bad.read_bytes() == text
+
+
+def test_a_file_that_is_no_output_is_left_as_it_is(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [{"id": "x", "prompt": "y"}])
+    precious = tmp_path / "precious.jsonl"
+    for content in ('{"note": "my only copy"}', '{"note": "one"}\n{"id": "tail"'):
+        precious.write_text(content)
+        with pytest.raises(ScaleError, match="precious"):
+            run_batch(args_of(source, precious), echo)
+        assert precious.read_text() == content
+    side = tmp_path / "out.errors.jsonl"
+    (side / "deep").mkdir(parents=True)
+    with pytest.raises(ScaleError, match="is a folder"):
+        run_batch(args_of(source, tmp_path / "out.jsonl"), echo)
+    assert (side / "deep").is_dir()
+
+
+@pytest.mark.parametrize("name", ["*.jsonl", ""])
+def test_an_output_in_the_folder_of_the_input_is_not_read(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write(folder / "rows.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    source = f"{folder}/{name}" if name else folder
+    for answered in (2, 0):
+        count = run_batch(args_of(source, folder / "answers.jsonl"), echo)
+        assert (count.total, count.answered, count.bad) == (2, answered, 0)
+    assert len(jsonl(folder / "answers.jsonl")) == 2
+    with pytest.raises(ScaleError, match="no name"):
+        run_batch(args_of("", folder / "answers.jsonl"), echo)

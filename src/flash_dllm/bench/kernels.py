@@ -69,7 +69,8 @@ class Case:
     """One op at one size.
 
     Attributes:
-        run: calls the op with a named implementation and gives the tensors to compare.
+        run: calls the op with a named implementation and gives the tensors to compare; this is what is timed.
+        fresh: forgets what an earlier run wrote, before a run that is checked; ``more``: what else to compare then.
         operations, moved: floating-point operations and bytes, for the floor.
         library: the same work, or its main part, by a library call.
     """
@@ -80,6 +81,14 @@ class Case:
     operations: float
     moved: float
     library: dict[str, Callable[[], object]] = field(default_factory=dict)
+    fresh: Callable[[], None] = lambda: None
+    more: Callable[[], Sequence[Tensor]] = tuple
+
+    def checked(self, impl: str | None) -> list[Tensor]:
+        """Copies of everything that a run gives."""
+        self.fresh()
+        out = self.run(impl)
+        return [t.clone() for t in (*out, *self.more())]
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
@@ -131,11 +140,14 @@ class Maker:
         cos, sin = rope_tables(c, int(pos.max()) + 1, self.device)
         target = (index % slots, SCRATCH + pos)
 
+        angles = (cos[pos], sin[pos])
+
         def run(impl: str | None) -> Sequence[Tensor]:
-            q = call(
-                qkv_op.qkv_rope_write, impl, h, weight, bias, (cos[pos], sin[pos]), target, kv, c.rope_fp32
-            )
-            return q, kv[0][target], kv[1][target]
+            return (call(qkv_op.qkv_rope_write, impl, h, weight, bias, angles, target, kv, c.rope_fp32), *kv)
+
+        def fresh() -> None:
+            for tensor in kv:
+                tensor.zero_()
 
         moved = self.itemsize * (weight.numel() + h.numel() + rows * c.qkv_rows)
         gemm = partial(F.linear, h, weight, bias)
@@ -146,6 +158,7 @@ class Maker:
             2 * rows * weight.numel(),
             moved,
             {"projection alone": gemm},
+            fresh,
         )
 
     def row_attention(self, slots: int, width: int, keys: int, score: bool) -> Case:
@@ -162,12 +175,19 @@ class Maker:
         reads = torch.arange(n, device=self.device).view(slots, width)[:, : min(16, width)]
         flags = torch.ones_like(reads, dtype=torch.bool)
 
+        sums: list[attention_op.ScoreSum] = []
+
+        def fresh() -> None:
+            sums[:] = [attention_op.ScoreSum(reads, flags, SCRATCH, own_rows=not c.shift)]
+
         def run(impl: str | None) -> Sequence[Tensor]:
-            total = attention_op.ScoreSum(reads, flags, SCRATCH) if score else None
             args = (q, (k, v), groups, rank, (lo, hi), ends, SCRATCH)
-            out = call(attention_op.attend_rows, impl, *args, score=total)
-            found = total.total if total else None
-            return (out,) if found is None else (out, found)
+            return (call(attention_op.attend_rows, impl, *args, score=sums[0] if score else None),)
+
+        def more() -> Sequence[Tensor]:
+            return [t for s in sums if score and (t := s.total) is not None]
+
+        fresh()
 
         heads = (t[:, SCRATCH:].transpose(1, 2) for t in (k, v))
         sdpa_k, sdpa_v = (t.contiguous() for t in heads)
@@ -177,14 +197,14 @@ class Maker:
         operations = 4 * n * keys * c.n_heads * c.head_dim
         moved = self.itemsize * (2 * slots * keys * c.n_kv_heads * c.head_dim + 2 * q.numel())
         size = {"slots": slots, "rows": n, "keys": keys, "score": int(score)}
-        return Case("row_attention", size, run, operations, moved, {"SDPA, no score": sdpa})
+        return Case("row_attention", size, run, operations, moved, {"SDPA, no score": sdpa}, fresh, more)
 
     def head_confidence(self, rows: int) -> Case:
         """Argmax, its probability and the logsumexp over the vocabulary."""
         c = self.config
         h, weight = (
             self.random(rows, c.d_model),
-            self.random(c.vocab_size, c.d_model, scale=4 * c.d_model**-0.5),
+            self.random(c.vocab_size, c.d_model, scale=c.d_model**-0.5),
         )
         assert c.mask_id is not None
         spec = head_op.HeadSpec(c.n_tokens, c.mask_id)
@@ -276,12 +296,13 @@ def measure_case(
     """Rows of one case: each implementation, then the library's call."""
     floor = ceilings.ms(case.operations, case.moved)
     base: dict[str, Any] = {"op": case.op, **case.size, "floor_ms": round(floor, 5)}
-    reference = [t.clone() for t in case.run("ref")]
+    reference = case.checked("ref")
     rows: list[dict[str, Any]] = []
     for impl in impls:
         row = {**base, "impl": impl}
         try:
-            error = error_of([t.clone() for t in case.run(impl)], reference)
+            error = error_of(case.checked(impl), reference)
+            case.fresh()
             if not error <= TOLERANCE[dtype]:
                 rows.append({**row, "ms": None, "failed_with": f"wrong result, relative error {error:.3g}"})
                 continue

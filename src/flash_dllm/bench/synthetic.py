@@ -17,7 +17,7 @@ from flash_dllm.core.state import Canvas
 from flash_dllm.core.step import Vocabulary
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import Request
-from flash_dllm.kernels.choice import Kernels
+from flash_dllm.kernels.choice import kernels_of
 from flash_dllm.methods import build_method, split_name
 from flash_dllm.models.config import SHAPES, ModelConfig
 from flash_dllm.models.layers import Model, random_model
@@ -113,7 +113,7 @@ def engine_for(setting: Setting, model: Model, slots: int, positions: int) -> En
     method = setting.build()
     return Engine(
         model, method, Vocabulary(config.n_tokens, config.mask_id), slots=slots,
-        positions=method.cache.positions(positions), kernels=Kernels.all(setting.impl),
+        positions=method.cache.positions(positions), kernels=kernels_of(setting.impl or "auto"),
         enforce_eager=setting.eager,
     )  # fmt: skip
 

@@ -88,6 +88,8 @@ class Timer:
             if self._flush is None:
                 self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.device)
             self._flush.zero_()
+            # Work for about half a millisecond, so that all launches of ``fn`` are queued before the first starts.
+            torch.cuda._sleep(1_000_000)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         fn()

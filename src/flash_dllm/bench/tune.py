@@ -104,7 +104,7 @@ def tune(
     kept: list[Entry] = []
     for case in maker.cases(ops, sizes):
         rows, same = identity(case, maker)
-        reference = [t.clone() for t in case.run("ref")]
+        reference = case.checked("ref")
         best: Entry | None = None
         for candidate in candidates(case, maker):
             entry = Entry(case.op, rows, same, candidate.impl, candidate.tiles, float("inf"))
@@ -126,7 +126,7 @@ def _try(
     # A product asks for its stored tiles only where nothing is forced.
     forced = None if case.op == "linear" else "triton"
     try:
-        error = error_of([t.clone() for t in case.run(forced)], reference)
+        error = error_of(case.checked(forced), reference)
         if not error <= tolerance:
             return Tried(case, candidate, None, f"relative error {error:.3g}")
         return Tried(case, candidate, timer(lambda: case.run(forced)))

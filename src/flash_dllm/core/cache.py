@@ -55,7 +55,10 @@ class KVCache:
         if extra <= 0:
             return
         for tensors in (self.keys, self.values):
-            tensors[:] = [torch.cat([t.new_zeros(t.shape[0], extra, *t.shape[2:]), t], 1) for t in tensors]
+            for index, old in enumerate(tensors):
+                # One layer at a time, so that only one is there twice.
+                room = old.new_zeros(old.shape[0], extra, *old.shape[2:])
+                tensors[index] = torch.cat([room, old], 1)
         self.base += extra
 
     @property

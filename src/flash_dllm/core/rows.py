@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,10 @@ SWEEP_PAD = 32
 """Lanes of a sweep share a rectangle when their lengths differ by less than this many rows."""
 
 
-def _pick(x: Tensor, slots: tuple[int, ...], all_slots: int) -> Tensor:
-    if slots == tuple(range(len(slots))):
-        return x[: len(slots)]
-    return x[torch.tensor(slots, device=x.device)]
+def slot_index(slots: Sequence[int], device: torch.device) -> Tensor:
+    """Slots as an index. From pageable memory a GPU's copy would wait for all work that is queued."""
+    index = torch.tensor(slots, dtype=torch.int64)
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index.to(device)
 
 
 def rectangle(
@@ -57,9 +59,12 @@ def rectangle(
     ranks = full_like(pos, rank)
     slot = torch.arange(state.slots, device=state.device)[:, None].expand(pos.shape)
 
+    index = None if slots == tuple(range(len(slots))) else slot_index(slots, state.device)
+
     def flat(column: Tensor) -> Tensor:
         # One slot's part of an expanded column is a view without strides; kernels count on plain rows.
-        return _pick(column, slots, state.slots).reshape(-1).contiguous()
+        picked = column[: len(slots)] if index is None else column[index]
+        return picked.reshape(-1).contiguous()
 
     return Rows(
         token=flat(torch.where(valid, token, 0)),
@@ -139,7 +144,7 @@ def lane_starts(state: State, rows: Rows) -> Tensor:
     for group in rows.groups:
         for lane, slot in enumerate(group.slots):
             starts[slot] = group.start + lane * group.width
-    return torch.tensor(starts, device=state.device)
+    return slot_index(starts, state.device)
 
 
 def with_readers(

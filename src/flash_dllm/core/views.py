@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .forward import Context
 from .method import Search
-from .rows import predictor, rectangle
+from .rows import predictor, rectangle, slot_index
 from .state import State
 from .types import TRASH, Candidates, Lanes, Plan, Rows, View
 from .visibility import set_interval
@@ -81,7 +81,7 @@ class ViewBuilder:
             lane = state.slot_order.clamp_max(max(0, len(slots) - 1))
         else:
             lane = torch.zeros(state.slots, dtype=torch.int64, device=state.device)
-            index = torch.tensor(slots, device=state.device)
+            index = slot_index(slots, state.device)
             lane[index] = torch.arange(len(slots), device=state.device)
         return start + lane[:, None] * width + torch.arange(width, device=state.device)
 

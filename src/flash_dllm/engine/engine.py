@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -149,6 +151,9 @@ class Engine:
             )
         if request.shadow is not None and self.method.verifier is not None:
             raise RequestError(f"method {self.method.name} has no classifier-free guidance (cfg_scale)")
+        for name, value in canvas.numbers.items():
+            if not abs(value) < 2**62:
+                raise RequestError(f"{name}={value!r} is no number that the engine can keep")
         self.scheduler.check(request)
 
     def abort(self, request_id: str) -> bool:
@@ -173,18 +178,28 @@ class Engine:
         Raises:
             Exception: the device does not answer any more; nothing can be decoded with this engine then.
         """
-        for slot in self.scheduler.main_slots():
-            self._release(slot)
-        self._launched.clear()
-        kv = self.decoder.ctx.kv
-        for tensor in (*kv.keys, *kv.values):
-            tensor.zero_()
-        # Kernels of a GPU run later than they are called: wait, so that a broken device shows here.
-        self.state.phase.tolist()
+        with self._on_device():
+            for slot in self.scheduler.main_slots():
+                self._release(slot)
+            self._launched.clear()
+            kv = self.decoder.ctx.kv
+            for tensor in (*kv.keys, *kv.values):
+                tensor.zero_()
+            # Kernels of a GPU run later than they are called: wait, so that a broken device shows here.
+            self.state.phase.tolist()
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Seat what waits, run one step of every live slot, return what ended (if late: in the step before)."""
+        with self._on_device():
+            return self._step()
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Kernels, graphs and events go to the current GPU, which each thread has its own of."""
+        device = self.state.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+    def _step(self) -> list[Finished]:
         for slot, request in self.scheduler.admit():
             self._seat(slot, request)
         if not self.scheduler.busy:
@@ -216,7 +231,8 @@ class Engine:
         """
         if self.scheduler.busy:
             raise RuntimeError("a running engine cannot be warmed up")
-        yield from self.runner.warm_up(self.method.schedule.width([self.positions], [self.positions]))
+        with self._on_device():
+            yield from self.runner.warm_up(self.method.schedule.width([self.positions], [self.positions]))
 
     def _look(self, record: StepRecord) -> None:
         """Start to copy what the step did."""
@@ -286,8 +302,8 @@ class Engine:
         if request is None or not seen.tenants or seen.tenants[slot] is not request:
             return []
         first, end = request.canvas.first, self._length(request)
-        if request.canvas.numbers.get("stop_at_eos", True):
-            end = min(end, int(seen.stop_pos[slot]))
+        # Behind its first stop token an answer has no text, whether or not decoding goes on there.
+        end = min(end, int(seen.stop_pos[slot]))
         open_ = (seen.committed_at[slot, first:end] == MASKED).nonzero()
         if len(open_):
             end = first + int(open_[0])

@@ -44,7 +44,7 @@ class CudaTape:
         self._graph = torch.cuda.CUDAGraph()
         # Other threads may go on using the GPU meanwhile.
         capture = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
-        with held_tables() as self._tables, capture:
+        with capture:
             self._record = step()
 
     def play(self) -> StepRecord:
@@ -111,12 +111,19 @@ class Runner:
         """
         if not self.records:
             return
+        # A sweep of nothing compiles what the first request of every size would wait for.
+        self.decoder.step(self._empty_sweep(width))
         sizes = sorted({bucket(n, self.decoder.state.slots) for n in (*BUCKETS, self.decoder.state.slots)})
         for done, slots in enumerate(reversed(sizes), 1):
             key = self._key(slots, width)
             for _ in range(2):
                 self._steady(key)
             yield done, len(sizes)
+
+    def _empty_sweep(self, width: int) -> Lanes:
+        """Slot 0 sweeps while it is free: its rows are invalid, nothing changes."""
+        slots, positions = self.decoder.state.slots, self.decoder.state.positions
+        return Lanes([], [0], [0] * slots, [positions] * slots, width)
 
     def _key(self, slots: int, width: int) -> Key:
         hints = self.decoder.hints
@@ -137,12 +144,16 @@ class Runner:
             exact=False,
         )
         if key not in self._seen:
-            self._seen.add(key)
             self.eager += 1
-            return self.decoder.step(lanes)
+            with held_tables():
+                record = self.decoder.step(lanes)
+            # Only now: what a step that failed did not compile or copy cannot be recorded.
+            self._seen.add(key)
+            return record
         if key not in self.tapes:
             assert self._record is not None
-            self.tapes[key] = self._record(lambda: self.decoder.step(lanes))
+            with held_tables():
+                self.tapes[key] = self._record(lambda: self.decoder.step(lanes))
         self.played += 1
         return self.tapes[key].play()
 

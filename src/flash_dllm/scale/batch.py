@@ -122,10 +122,23 @@ class Outputs:
                 )
 
     def open_errors(self) -> Writer:
-        """The side file, empty."""
+        """The side file, empty.
+
+        Raises:
+            ScaleError: a local folder has its name.
+        """
         if self.errors.fs.exists(self.errors.path):
-            self.errors.fs.rm(self.errors.path, recursive=True)
+            if self.errors.local and self.errors.fs.isdir(self.errors.path):
+                raise ScaleError(
+                    f"{self.errors.path}: is a folder; rows that are bad go to a file of this name"
+                )
+            self.errors.fs.rm(self.errors.path, recursive=not self.errors.local)
         return open_writer(self.errors, self.args.part_size)
+
+    @property
+    def begun(self) -> bool:
+        """A batch has written its settings here."""
+        return bool(self.settings.fs.exists(self.settings.path) and self.settings.fs.size(self.settings.path))
 
 
 def _given(settings: dict[str, Any], name: str) -> str:
@@ -142,8 +155,9 @@ def run_batch(args: BatchArgs, answers: Answers, progress: Progress | None = Non
         ScaleError: input, output or settings are wrong; nothing is decoded then.
     """
     source, outputs = Source(args.input), Outputs(args)
+    source.leave_out((outputs.place, outputs.errors, outputs.settings))
     with outputs.locked():
-        done = finished_ids(outputs.place)
+        done = finished_ids(outputs.place, outputs.begun)
         outputs.check_settings(begun=bool(done))
         count = Count(source.count())
         out, errors = open_writer(outputs.place, args.part_size), outputs.open_errors()

@@ -65,6 +65,8 @@ class Source:
     """
 
     def __init__(self, name: str) -> None:
+        if not name:
+            raise ScaleError("the input has no name")
         self.name, self.place = name, Place.of(name)
         fs, path = self.place.fs, self.place.path
         if fs.isdir(path):
@@ -74,6 +76,23 @@ class Source:
         self.files = sorted(files)
         if not self.files:
             raise ScaleError(f"{name}: no such file")
+        self.one = self.files == [path]
+
+    def leave_out(self, written: Sequence[Place]) -> None:
+        """Do not read what the batch itself writes, should it lie in the same folder.
+
+        Raises:
+            ScaleError: the input is one of them; nothing else is left; or a file has another ending than rows have.
+        """
+        mine = [p.path for p in written if type(p.fs) is type(self.place.fs)]
+        own = [f for f in self.files if any(f == path or f.startswith(path + "/") for path in mine)]
+        if own and self.one:
+            raise ScaleError(
+                f"{self.name}: the batch would write over its input; give the output another name"
+            )
+        self.files = [f for f in self.files if f not in own]
+        if not self.files:
+            raise ScaleError(f"{self.name}: no file of rows besides those that the batch writes")
         for file in self.files:
             if _format(file) is None:
                 raise ScaleError(f"{file}: the name must end in {', '.join(FORMATS)}")
@@ -203,8 +222,11 @@ def part_paths(place: Place) -> list[str]:
     return found
 
 
-def finished_ids(place: Place) -> set[str]:
+def finished_ids(place: Place, begun: bool = True) -> set[str]:
     """Ids of the answers that an earlier run wrote; a last line that was cut off is removed.
+
+    Args:
+        begun: a batch has left its settings beside it. Where none has, a file without a whole line is not touched.
 
     Raises:
         ScaleError: what is there is not the output of a batch.
@@ -212,8 +234,14 @@ def finished_ids(place: Place) -> set[str]:
     if not place.fs.exists(place.path):
         return set()
     if place.local and place.format == "jsonl":
+        if os.path.isdir(place.path):
+            raise ScaleError(f"{place.path}: is a folder; the output here is a file")
+        # Whatever is no batch's output is left as it is.
+        ids = set(_ids_of_lines(place, [place.path]))
+        if not ids and not begun and os.path.getsize(place.path):
+            raise ScaleError(f"{place.path}: no output of a batch; it would be written over")
         _drop_torn_line(place.path)
-        return set(_ids_of_lines(place, [place.path]))
+        return ids
     if place.fs.isfile(place.path):
         raise ScaleError(f"{place.path}: is a file; the output here is a folder of parts")
     if place.format == "jsonl":
@@ -226,8 +254,6 @@ def finished_ids(place: Place) -> set[str]:
 
 
 def _drop_torn_line(path: str) -> None:
-    if os.path.isdir(path):
-        raise ScaleError(f"{path}: is a folder; the output here is a file")
     with open(path, "r+b") as file:
         size = end = file.seek(0, io.SEEK_END)
         while end > 0:
@@ -245,6 +271,8 @@ def _ids_of_lines(place: Place, paths: Sequence[str]) -> Iterator[str]:
     for path in paths:
         with place.fs.open(path, "rb") as data:
             for number, line in enumerate(data, 1):
+                if not line.endswith(b"\n"):
+                    return  # cut off while it was written
                 try:
                     id_ = json.loads(line)["id"]
                 except (ValueError, TypeError, KeyError) as exc:

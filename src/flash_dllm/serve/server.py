@@ -46,7 +46,6 @@ def build_service(args: ServeArgs) -> Service:
         share = slots // len(wanted) + (index < slots % len(wanted))
         llm = LLM.from_args(engine.model_copy(update={"max_num_seqs": share}), loaded)
         llm.warm_up(progress=True)
-        llm.warm_up(progress=True)
         llms[name or llm.method.name] = llm
     return Service(
         llms, models=args.served_model_name, max_queue=args.max_queue, timeout=args.request_timeout

@@ -31,7 +31,7 @@ def invariant_tiles(dtype: torch.dtype, chip: Limits) -> Tiles:
     return Tiles(128, 128, 64, 8, 4) if chip.shared > 128 * 1024 else Tiles(64, 64, 64, 4, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _matmul(
     x, weight, bias, out, rows, width, depth,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,

@@ -16,7 +16,7 @@ WIDEST = 32768
 """Numbers of a row that one program quantises."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _int8_product(
     x, data, scale, bias, out, rows, width, depth,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,

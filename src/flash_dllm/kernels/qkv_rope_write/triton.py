@@ -84,7 +84,7 @@ def _scatter(
     tl.store(values + target + DIM // 2, _stored(two, values.dtype.element_ty), mask=is_v & own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _project(
     x, weight, bias, cos, sin, slot, place, keys, values, queries, n_rows, depth, places, n_heads, n_kv,
     DIM: tl.constexpr, M: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, PARTS: tl.constexpr,

@@ -52,42 +52,49 @@ class BlockTables:
     """Block tables by shape, kept on the device: a steady step looks its table up and copies nothing.
 
     A table is [T, 5] int32, one line a block of at most ``rows`` rows: slot, first row, number of rows, key places,
-    and 1 for the first block of a slot, the one that computes the slot's attention score.
+    and 1 for the first block of a slot, the one that computes the slot's attention score. The last ``keep`` shapes
+    are kept, and all that were used inside :meth:`held` for good.
     """
 
     def __init__(self, keep: int = 256) -> None:
         self._keep = keep
         self._tables: OrderedDict[tuple[tuple[Group, ...], int, torch.device], Tensor] = OrderedDict()
-        self._held: list[Tensor] | None = None
+        self._held: dict[tuple[tuple[Group, ...], int, torch.device], Tensor] = {}
+        self._holding = False
 
     def get(self, groups: tuple[Group, ...], rows: int, device: torch.device) -> Tensor:
         """The table of ``groups`` with blocks of ``rows`` rows."""
-        table = self._find((groups, rows, device))
-        if self._held is not None:
-            self._held.append(table)
-        return table
-
-    @contextmanager
-    def held(self) -> Iterator[list[Tensor]]:
-        """Collects the tables that are used meanwhile: a recorded launch needs them for as long as it lives."""
-        self._held = []
-        try:
-            yield self._held
-        finally:
-            self._held = None
-
-    def _find(self, key: tuple[tuple[Group, ...], int, torch.device]) -> Tensor:
-        groups, rows, device = key
-        if key in self._tables:
-            self._tables.move_to_end(key)
-            return self._tables[key]
-        table = torch.tensor(_lines(groups, rows), dtype=torch.int32).view(-1, 5)
-        # From pageable memory the copy would wait for everything that is queued on the stream.
-        pinned = table.pin_memory() if device.type == "cuda" else table
-        table = self._tables[key] = pinned.to(device, non_blocking=True)
+        key = (groups, rows, device)
+        if key in self._held:
+            return self._held[key]
+        table = self._tables.pop(key) if key in self._tables else _made(*key)
+        if self._holding:
+            self._held[key] = table
+            return table
+        self._tables[key] = table
         if len(self._tables) > self._keep:
             self._tables.popitem(last=False)
         return table
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Tables that are used meanwhile stay: a recorded launch reads them for as long as it lives.
+
+        A table has to be there before a step is recorded, since a copy from the host cannot be recorded; so the
+        same step runs once before, inside this too.
+        """
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+
+
+def _made(groups: tuple[Group, ...], rows: int, device: torch.device) -> Tensor:
+    table = torch.tensor(_lines(groups, rows), dtype=torch.int32).view(-1, 5)
+    # From pageable memory the copy would wait for everything that is queued on the stream.
+    pinned = table.pin_memory() if device.type == "cuda" else table
+    return pinned.to(device, non_blocking=True)
 
 
 def _lines(groups: tuple[Group, ...], rows: int) -> list[tuple[int, int, int, int, int]]:

@@ -33,7 +33,7 @@ class Tiles:
     stages: int = 2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _attend(
     q, k, v, out, part, stats, table, rank, lo, hi, ends, mean, score,
     scale, base, row_stride, places, positions, n_rows, n_kv,
@@ -124,7 +124,7 @@ def _attend(
         tl.store(stats + cell + 1, mass, mask=own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _combine(
     part, stats, out, table, n_rows, heads, DIM: tl.constexpr, PAD: tl.constexpr,
     SPLITS: tl.constexpr, S: tl.constexpr,
