@@ -169,7 +169,13 @@ def test_gpu_check_asks_for_what_exists(run: Run, tmp_path: Path) -> None:
     """Every command line of the script is one that the program takes."""
     code, parts, asked = gpu_check(tmp_path, '#!/usr/bin/env bash\necho "$*" >>"$CALLS"\n')
     assert code == 0 and set(parts.values()) == {0}
-    assert len(asked) == 6 and asked[0].startswith("-m pytest tests -m gpu")
+    assert len(asked) == 6 and asked[0].startswith("-m pytest -m gpu ")
+    files = [word for word in asked[0].split() if word.startswith("tests/")]
+    assert len(files) >= 6 and all((ROOT / file).exists() for file in files)
+    marked = {str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("*.py") if "mark.gpu" in p.read_text()}
+    # Conftest and this file only speak of the marker.
+    asked_for = {m for m in marked if any(m == f or m.startswith(f + "/") for f in files)}
+    assert marked - asked_for <= {"tests/conftest.py", "tests/bench/test_pages.py"}
     for line in asked[1:]:
         words = line.split()[2:]
         outcome = run(*words, "--device", "none-such")
