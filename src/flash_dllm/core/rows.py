@@ -134,14 +134,14 @@ def predictor(pos: Tensor, shift: bool) -> Tensor:
     return (pos - 1).clamp_min(0) if shift else pos
 
 
-def lane_starts(state: State, rows: Rows) -> Tensor:
+def lane_starts(state: State, groups: Sequence[Group]) -> Tensor:
     """Index of each slot's first row, [S] int64; that of some row for a slot without one."""
-    only = rows.groups[0] if len(rows.groups) == 1 else None
+    only = groups[0] if len(groups) == 1 else None
     if only is not None and only.slots == tuple(range(len(only.slots))):
         # A recorded step must not copy numbers from the host.
-        return state.slot_order.clamp_max(len(only.slots) - 1) * only.width
+        return only.start + state.slot_order.clamp_max(max(0, len(only.slots) - 1)) * only.width
     starts = [0] * state.slots
-    for group in rows.groups:
+    for group in groups:
         for lane, slot in enumerate(group.slots):
             starts[slot] = group.start + lane * group.width
     return slot_index(starts, state.device)
@@ -162,7 +162,7 @@ def with_readers(
     if shift and lanes.run:
         missing = (reads < 0) & cand.valid
         readers = run_rows(state, base, lanes, at, missing, torch.full_like(at, TRASH))
-        first = len(rows) + lane_starts(state, readers)
+        first = len(rows) + lane_starts(state, readers.groups)
         rows = Rows.concat([rows, readers])
         reads = torch.where(missing, first[:, None] + torch.arange(at.shape[1], device=state.device), reads)
     return rows, reads.clamp_min(0)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flash_dllm.kernels.row_attention import Group
+
 from .forward import Context
 from .method import Search
-from .rows import predictor, rectangle, slot_index
+from .rows import lane_starts, predictor, rectangle
 from .state import State
 from .types import TRASH, Candidates, Lanes, Plan, Rows, View
 from .visibility import set_interval
@@ -76,14 +78,9 @@ class ViewBuilder:
 
     def reads(self, start: int, width: int) -> Tensor:
         """Row index of [S, width] rows that begin at ``start``; rows of absent slots point anywhere."""
-        state, slots = self.state, self.lanes.live
-        if slots == list(range(len(slots))):
-            lane = state.slot_order.clamp_max(max(0, len(slots) - 1))
-        else:
-            lane = torch.zeros(state.slots, dtype=torch.int64, device=state.device)
-            index = slot_index(slots, state.device)
-            lane[index] = torch.arange(len(slots), device=state.device)
-        return start + lane[:, None] * width + torch.arange(width, device=state.device)
+        group = Group(tuple(self.lanes.live), 0, width, self.n_keys)
+        first = start + lane_starts(self.state, [group])
+        return first[:, None] + torch.arange(width, device=self.state.device)
 
     def seen(self, pos: Tensor, drafts_seen: Tensor) -> Tensor:
         """Token at ``pos`` [S, K] as seen by a rank that sees the first ``drafts_seen`` [K] drafts."""
