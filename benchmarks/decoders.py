@@ -11,7 +11,10 @@ started.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import shlex
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -135,6 +138,12 @@ def run_one(llm: LLM, samples: list[Sample], run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def command(out: Path) -> str:
+    """This command line, with OUT.json for the file that it writes."""
+    words = ["OUT.json" if word == str(out) else word for word in sys.argv[1:]]
+    return shlex.join(["python", "benchmarks/decoders.py", *words])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("plan", choices=PLANS)
@@ -152,6 +161,7 @@ def main() -> None:
     llm = LLM(args.model, cache="none", decoding="threshold", dtype=args.dtype, **size)
     sets = {}
     report: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(), "command": command(args.out),
         "plan": args.plan, "shard": args.shard, "length": LENGTH, **circumstances(llm),
         "not_run": [], "runs": [],
     }  # fmt: skip

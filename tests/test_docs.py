@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -90,7 +91,29 @@ def test_python_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_failure_in_the_readme_is_real(run: Run) -> None:
-    shown = next(block for block in blocks("README.md", "") if "21 new" in block)
-    prompt, _, answer = shown.removeprefix("> ").partition("\n")
-    assert run("generate", "--device", "cpu", prompt).out == answer
+def test_the_answers_in_the_readme_are_real(run: Run) -> None:
+    shown = [block for block in blocks("README.md", "") if block.startswith("> ")]
+    assert len(shown) == 3
+    for block in shown:
+        prompt, _, rest = block.removeprefix("> ").partition("\n")
+        (answer,) = json.loads(run("generate", "--device", "cpu", "--json", prompt).out)["outputs"]
+        tokens = len(answer["token_ids"])
+        counted = f"[{tokens} tokens in {answer['nfe']} passes, {answer['tpf']:.2f} a pass, "
+        text, bracket, _ = rest.partition("[")
+        assert text.rstrip("\n") == answer["text"]
+        assert not bracket or counted in rest
+
+
+@pytest.mark.slow
+def test_what_the_readme_says_of_committing_in_parallel(run: Run) -> None:
+    text = read("README.md")
+    prompt = "What is (111 - 47) + 40?"
+    assert f"> {prompt}\n" in text
+    for words, told in (
+        ((), "28 tokens were committed in two"),
+        (("--method", "none+greedy"), "104, in 32 passes"),
+    ):
+        (answer,) = json.loads(run("generate", "--device", "cpu", "--json", *words, prompt).out)["outputs"]
+        assert told in text
+        assert (len(answer["token_ids"]), answer["nfe"]) == ((28, 32) if words else (28, 2))
+        assert answer["text"].endswith("= 104.") == bool(words)

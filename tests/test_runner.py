@@ -154,7 +154,7 @@ def test_a_method_that_sweeps_is_not_recorded() -> None:
 
 
 def test_buckets() -> None:
-    assert [bucket(n, 40) for n in (1, 3, 9, 17, 25, 33, 40)] == [1, 4, 16, 24, 32, 40, 40]
+    assert [bucket(n, 40) for n in (1, 3, 9, 13, 17, 21, 25, 33, 40)] == [1, 4, 12, 16, 20, 24, 28, 40, 40]
     assert bucket(300, 4096) == 512 and BUCKETS[-1] == 256
 
 
@@ -223,6 +223,12 @@ def test_cuda_graphs_change_nothing(family: str, method: tuple[str, str, dict[st
     list(one.warm_up())
     assert facts(run(one, model)) == plain
     assert one.runner.played > 10
+    # All at once, so that the holes stay and canvases move down.
+    wide = engine(model, family, method, slots=7)
+    moves, move = [], wide.decoder.move
+    wide.decoder.move = lambda *pair: (moves.append(pair), move(*pair))  # type: ignore[assignment,func-returns-value]
+    list(wide.warm_up())
+    assert facts(run(wide, model)) == plain and moves
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -30,9 +30,11 @@ def watch(loop: Loop, job: Job, tokenizer: Tokenizer | None, mask_id: int) -> It
             steps, loop.seen[request.id] = loop.seen[request.id], []
             for seen in steps:
                 nfe += len(seen.passes)
-                # The slot of a finished request may have a new tenant already.
-                live = growing is not None and request.id not in loop.finished
-                text = growing.push(loop.engine.answer_prefix(seen.slot)) if growing and live else ""
+                # It may have moved since that step; the slot of a finished request may have a new tenant already.
+                slot = loop.engine.scheduler.slot_of(request.id)
+                text = (
+                    "" if growing is None or slot is None else growing.push(loop.engine.answer_prefix(slot))
+                )
                 yield _event(seen, text, nfe)
             # Steps that another caller of the engine ran meanwhile are reported before the end, too.
             if request.id in loop.finished and not loop.seen[request.id]:

@@ -37,14 +37,17 @@ def attention_cases() -> Iterator[Case]:
 
 
 def attend(tiles: attention.Tiles, arch: int, dtype: str, group: int, whole: bool, score: bool) -> Case:
+    tile = f"tensordesc<{dtype}[{tiles.n}, 128]>" if tiles.descriptor else f"*{dtype}"
     signature = {
-        **dict.fromkeys(("q", "k", "v", "out"), f"*{dtype}"), **dict.fromkeys(("part", "stats"), "*fp32"),
-        **dict.fromkeys(("table", "rank", "lo", "hi", "ends"), "*i32"), **dict.fromkeys(("mean", "score"), "*fp32"),
+        **dict.fromkeys(("q", "k", "v"), f"*{dtype}"), **dict.fromkeys(("key_tiles", "value_tiles"), tile),
+        "out": f"*{dtype}", **dict.fromkeys(("part", "stats"), "*fp32"),
+        **dict.fromkeys(("table", "rank", "lo", "hi", "ends"), "*i32"),
+        **dict.fromkeys(("shares", "score"), "*fp32"),
         "scale": "fp32", **dict.fromkeys(("base", "row_stride", "places", "positions", "n_rows", "n_kv"), "i32"),
     }  # fmt: skip
     constants = {
         "GROUP": group, "DIM": 128, "PAD": 128, "M": tiles.m, "N": tiles.n, "SPLITS": tiles.splits, "WHOLE": whole,
-        "SCORE": 2 if score else 0, "PRECISION": PRECISION[dtype],
+        "SCORE": score, "DESCRIPTOR": tiles.descriptor, "PRECISION": PRECISION[dtype],
     }  # fmt: skip
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     name = f"attend {tiles} {dtype} group={group} whole={whole} score={score}"

@@ -24,6 +24,7 @@ from flash_dllm.models.load import Form, load_model
 from flash_dllm.quant import allocator
 
 from ..goldens.harness import EOS, EOT, MASK, golden_model
+from ..test_moves import Watched
 from ..test_pairs import N_TOKENS, POSITIONS, accepted, make_cases
 from .threads import Hall, ThreadRanks, on_ranks, part_of
 
@@ -185,10 +186,10 @@ class Wire:
         yield self.ended.append
 
 
-def engine_of(kind: type[Engine], model: Model, **options: Any) -> Any:
+def engine_of(kind: type[Engine], model: Model, slots: int = 2, **options: Any) -> Any:
     method = build_method("flash", "threshold", family=model.config.family, track=5, lookahead=3, window=4)
     vocabulary = Vocabulary(N_TOKENS, MASK, (EOS,), (EOS, EOT))
-    return kind(model, method, vocabulary, slots=2, positions=POSITIONS, **options)
+    return kind(model, method, vocabulary, slots=slots, positions=POSITIONS, **options)
 
 
 def drive(engine: LeadingEngine) -> None:
@@ -232,6 +233,55 @@ def test_followers_do_as_rank_0(golden_dir: Path, late: bool) -> None:
     (ours, ended), (theirs, followed) = on_ranks(2, work)
     assert json.loads(json.dumps(ended)) == followed
     assert len([f for step in ended for f in step]) == 8, "one was aborted"
+    for name, value in tensors(ours).items():
+        assert torch.equal(value.nan_to_num(), tensors(theirs)[name].nan_to_num()), name
+
+
+def crowd(engine: Any, seen: Watched | None = None) -> dict[str, Any]:
+    """Two crowds of seven; where canvases move, one of the movers is dropped right after."""
+    done: dict[str, Any] = {}
+    dropped = False
+    for start in (0, 7):
+        for index, canvas in enumerate(make_cases("crowd", "threshold", 14)[start : start + 7], start):
+            canvas.numbers["epsilon"] = 1.0
+            engine.add(Request(str(index), canvas))
+        while len(engine.scheduler.busy) > 1 or engine.scheduler.queue:
+            done |= {f.request.id: (f.ids, f.steps, f.nfe, f.rows) for f in engine.step()}
+            if seen is not None and seen.tenants and not dropped:
+                mover = seen.tenants[0]
+                assert mover is not None
+                dropped = engine.abort(mover.id)
+    while not engine.idle:
+        done |= {f.request.id: (f.ids, f.steps, f.nfe, f.rows) for f in engine.step()}
+    return done
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ranks_move_canvases_together(golden_dir: Path, late: bool) -> None:
+    folder, wire = golden_dir / "llada-tiny-gqa", Wire()
+    wanted = crowd(engine_of(Engine, golden_model(folder), slots=7))
+
+    def work(ranks: ThreadRanks) -> Any:
+        model = part_of(folder, ranks)
+        if ranks.rank == 0:
+            leader = engine_of(LeadingEngine, model, slots=7, late=late)
+            seen = Watched(leader)
+            leader.link = wire
+            try:
+                return crowd(leader, seen), seen.moves, leader.state, wire.ended
+            finally:
+                wire.messages.put(None)
+        follower, ended = engine_of(FollowingEngine, model, slots=7, late=late), []
+        seen = Watched(follower)
+        while (message := wire.messages.get(timeout=120)) is not None:
+            ended.append(follower.obey(json.loads(message)))
+        return None, seen.moves, follower.state, ended
+
+    (answers, moves, ours, ended), (_, theirs_moves, theirs, followed) = on_ranks(2, work)
+    (dropped,) = set(wanted) - set(answers)
+    assert answers == {name: answer for name, answer in wanted.items() if name != dropped}
+    assert moves == theirs_moves and len(moves) > 3
+    assert json.loads(json.dumps(ended)) == followed
     for name, value in tensors(ours).items():
         assert torch.equal(value.nan_to_num(), tensors(theirs)[name].nan_to_num()), name
 

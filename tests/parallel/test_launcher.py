@@ -86,3 +86,42 @@ def test_a_script(chat_folder: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("only rank 0 comes here: ") == 1
     assert "a launch runs one tensor-parallel model" in done.stdout
+
+
+MOVING = """
+import json, sys
+from flash_dllm import LLM, SamplingParams
+from flash_dllm.core.step import Decoder
+from flash_dllm.engine.runner import Runner
+
+class Again:
+    def __init__(self, step):
+        self.play = step
+
+def move(self, source, target):
+    moves.append((source, target))
+    plain(self, source, target)
+
+moves, plain = [], Decoder.move
+Decoder.move = move
+Runner.for_device = classmethod(lambda cls, decoder, eager: cls(decoder, Again))
+llm = LLM(sys.argv[1], device="cpu", dtype="float32", tensor_parallel_size=int(sys.argv[2]), cache="flash",
+          decoding="threshold", max_num_seqs=6, max_model_len=64, track=5, lookahead=3, window=4)
+prompts = [[5 + i, 9, 300, 41] for i in range(6)]
+params = [SamplingParams(max_tokens=n, epsilon=1.0, stop_at_eos=False) for n in (3, 4, 20, 5, 3, 24)]
+done = llm.generate(prompts, params, use_tqdm=False)
+print("answers:", json.dumps([[moves], [(o.outputs[0].token_ids, o.outputs[0].nfe) for o in done]]))
+llm.close()
+"""
+
+
+def test_ranks_move_canvases_together_over_gloo(golden_dir: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(MOVING)
+    said = []
+    for start, size in (((sys.executable,), "1"), (TORCHRUN, "2")):
+        done = run(*start, str(script), str(golden_dir / "llada-tiny-gqa"), size)
+        assert done.returncode == 0, done.stderr
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("answers: ")]
+        said.append(json.loads(line.removeprefix("answers: ")))
+    assert said[0] == said[1] and len(said[0][0][0]) > 1

@@ -44,6 +44,9 @@ class ForcedRule(Rule):
     def modes(self) -> tuple[bool, ...]:
         return self.inner.modes()
 
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        return self.inner.slot_tensors()
+
     def commit(self, state: State, cand: Candidates, draft: Draft, noise: Noise) -> Tensor:
         count = quota(state.step, self.rate)
         return (rank_of(draft.confidence, cand.valid) < count[:, None]) & cand.valid
@@ -55,6 +58,9 @@ class ForcedVerify(TwoPass):
     def __init__(self, inner: TwoPass, rate: float) -> None:
         self.inner, self.rate = inner, rate
         self.name, self.options, self.defaults = inner.name, inner.options, inner.defaults  # type: ignore[misc]
+
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        return self.inner.slot_tensors()
 
     def scratch(self) -> int:
         return self.inner.scratch()
@@ -85,6 +91,9 @@ class ForcedBranch(Folded):
     def __init__(self, inner: Folded, rate: float) -> None:
         self.inner, self.rate = inner, rate
         self.name, self.options, self.defaults = inner.name, inner.options, inner.defaults  # type: ignore[misc]
+
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        return self.inner.slot_tensors()
 
     def scratch(self) -> int:
         return self.inner.scratch()

@@ -53,7 +53,8 @@ def cards(results: Path, docs: Path) -> Iterator[str]:
     yield "## The bundled models on their own tasks\n"
     for source in found:
         data = source.data
-        told = f"{data['model']}, {data['dtype']} on {data['device']}, {data['date']}"
+        device = data.get("device_name", data["device"])
+        told = f"{data['model']}, {data['dtype']} on {device}, {data['date']}"
         yield f"{link(source, docs)}: {told}. Not synthetic.\n"
         rows = []
         for run in data["runs"]:

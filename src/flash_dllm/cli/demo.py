@@ -29,7 +29,7 @@ def demo(
 ) -> None:
     """Watch the bundled model answer three prompts, token by token, in the order it is sure of them.
 
-    It is a model of 14 million parameters for templates like these: other questions get nonsense.
+    It is a model of 16 million parameters for templates like these: other questions get nonsense.
     """
     from flash_dllm.llm import LLM
 

@@ -103,8 +103,15 @@ def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback
 
 
 def _layers(ctx: Context, plan: Plan, score_from: int | None) -> tuple[Tensor, Tensor | None]:
-    """All layers over the rows of a plan: hidden states of the reads [S, C, d], and this rank's score [S, L]."""
+    """All layers over the rows of a plan: hidden states of the reads [S, C, d], and this rank's score [S, L].
+
+    Behind the last layer's keys and values only the rows that are read go on, and of slots behind the last one that
+    has rows none.
+    """
     rows = plan.rows
+    slots, width = plan.reads.shape
+    leading = 1 + max(slot for group in rows.groups for slot in group.slots)
+    reads = plan.reads[:leading].flatten()
     x = F.embedding(rows.token, ctx.model.embed)
     angles, target = ctx.angles(rows.pos), (rows.slot, rows.place)
     score: ScoreSum | None = None
@@ -119,10 +126,12 @@ def _layers(ctx: Context, plan: Plan, score_from: int | None) -> tuple[Tensor, T
         q = project(ctx, layer, h, angles, target, kv)
         counts = score_from is not None and index >= score_from
         mixed = attend(ctx, q, kv, rows, plan.view, score if counts else None)
+        if index == len(ctx.model.layers) - 1:
+            mixed, x = mixed[reads], x[reads]
         delta = linear(mixed, layer.wo, impl=ctx.kernels.linear)
         h, x = normed(ctx, x, layer.ffn_norm, delta)
         delta = feed_forward(ctx, layer, h)
-    reads = plan.reads.flatten()
     assert delta is not None
-    hidden, _ = normed(ctx, x[reads], ctx.model.norm, delta[reads])
-    return hidden.unflatten(0, plan.reads.shape), score.total if score else None
+    hidden, _ = normed(ctx, x, ctx.model.norm, delta)
+    hidden = F.pad(hidden.unflatten(0, (leading, width)), (0, 0, 0, 0, 0, slots - leading))
+    return hidden, score.total if score else None

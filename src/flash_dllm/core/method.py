@@ -163,6 +163,13 @@ class CachePolicy:
     def reset(self, slot: int) -> None:
         """Forget what is kept about ``slot``."""
 
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        """What it keeps by slot beside the state and the K/V cache, each [S, ...]: a canvas that moves takes it along.
+
+        None, as here: a canvas stays in its slot. So it has to be for what is kept on the host.
+        """
+        return None
+
     def begin(self, state: State, cand: Candidates, noise: Noise) -> Candidates:
         """A step starts. A policy that plans which candidates it recomputes narrows them here."""
         return cand
@@ -253,6 +260,10 @@ class Rule:
             ValueError: it cannot work with this model or these lengths.
         """
 
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        """As :meth:`CachePolicy.slot_tensors`. None where :meth:`bind` allocates and nothing is said of it."""
+        return () if getattr(self.bind, "__func__", self.bind) is Rule.bind else None
+
     def notes(self, slot: int) -> dict[str, float]:
         """What else to report of the request that ends in ``slot``."""
         return {}
@@ -312,6 +323,10 @@ class Verifier:
     options: frozenset[str] = frozenset()
     defaults: ClassVar[dict[str, float]] = {}
 
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        """As :meth:`CachePolicy.slot_tensors`."""
+        return None
+
     def scratch(self) -> int:
         """Key places that its rows need."""
         return 0
@@ -339,6 +354,16 @@ class Method:
     @property
     def graphable(self) -> bool:
         return self.cache.graphable and not self.cache.sync and not self.rule.sync
+
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        """What its parts keep by slot, each [S, ...], or None where a canvas cannot move. A schedule keeps nothing."""
+        found: list[Tensor] = []
+        for part in (self.cache, self.rule, *((self.verifier,) if self.verifier else ())):
+            own = part.slot_tensors()
+            if own is None:
+                return None
+            found += own
+        return tuple(found)
 
     @property
     def defaults(self) -> dict[str, float]:

@@ -145,6 +145,17 @@ class State:
         self.draft_prob = self._draft_prob[:, :positions]
         self.log_prob = self._log_prob[:, :positions]
         self.pass_at = self._pass_at[:, :positions]
+        # Each grid and what an empty slot holds there.
+        self._grids = (
+            (self._ids, 0),
+            (self._committed_at, OUTSIDE),
+            (self._fresh, False),
+            (self._score, 0.0),
+            (self._draft_token, 0),
+            (self._draft_prob, 0.0),
+            (self._log_prob, 0.0),
+            (self._pass_at, 0),
+        )
         self.order = torch.arange(positions, device=self.device)
         self.slot_order = torch.arange(slots, device=self.device)
 
@@ -200,17 +211,17 @@ class State:
         self.stop_ids[slot] = -1
         self._set(slot, {})
 
+    def move(self, source: int, target: int) -> None:
+        """What is in slot ``source`` goes on in ``target``; ``source`` is cleared."""
+        for grid, _ in self._grids:
+            grid[target] = grid[source]
+        self.stop_ids[target] = self.stop_ids[source]
+        for block in self.packed.values():
+            block[:, target] = block[:, source]
+        self.clear(source)
+
     def _forget(self, slot: int) -> None:
-        for grid, value in (
-            (self._ids, 0),
-            (self._committed_at, OUTSIDE),
-            (self._fresh, False),
-            (self._score, 0.0),
-            (self._draft_token, 0),
-            (self._draft_prob, 0.0),
-            (self._log_prob, 0.0),
-            (self._pass_at, 0),
-        ):
+        for grid, value in self._grids:
             grid[slot] = value
 
     def _set(self, slot: int, values: Mapping[str, float]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flash_dllm.kernels.head_confidence import (
@@ -175,6 +176,24 @@ class Decoder:
         state.end_step(method.schedule.done(state))
         return record
 
+    @torch.inference_mode()
+    def move(self, source: int, target: int) -> None:
+        """The canvas in slot ``source`` goes on in the free slot ``target``; ``source`` is then as a cleared slot.
+
+        Its state, its keys and values with the scratch places, and what the method keeps of it are copied on the
+        device, behind the work that is queued; the host waits for nothing.
+
+        Raises:
+            ValueError: a part of the method does not say what it keeps by slot.
+        """
+        own = self.method.slot_tensors()
+        if own is None:
+            raise ValueError(f"method {self.method.name} has canvases that stay in their slots")
+        kv = self.ctx.kv
+        for tensor in (*kv.keys, *kv.values, *own):
+            tensor[target] = tensor[source]
+        self.state.move(source, target)
+
     def _with_due(self, lanes: Lanes) -> Lanes:
         policy = self.method.cache
         if policy.always_sweeps():
@@ -212,7 +231,7 @@ class Decoder:
         back = compact(self.ctx, plan)
         out = PassOut(back.hidden, count_rows(state, plan.rows), plan.rows, kind="verify")
         self._count(out)
-        seen = self._head(back.hidden, search.token)
+        seen = self._head(back.hidden, search.token, lanes)
         assert seen.prob_wanted is not None
         shape = search.pos.shape
         second = Second(*(t.view(shape) for t in (seen.token, seen.prob, seen.prob_wanted)))
@@ -229,7 +248,7 @@ class Decoder:
         self._count(out)
         shape = (state.slots, verifier.entries(search), cand.pos.shape[1])
         tested = torch.cat([search.token, torch.zeros_like(search.token[:, :1])], 1)[:, : shape[1]]
-        flat = self._head(out.hidden, tested[..., None].expand(shape).flatten(1))
+        flat = self._head(out.hidden, tested[..., None].expand(shape).flatten(1), lanes)
         assert flat.prob_wanted is not None
         parts = (flat.token, flat.prob, flat.measure, flat.prob_wanted)
         seen = HeadOut(*(t.view(shape) for t in parts))
@@ -301,6 +320,9 @@ class Decoder:
     def _read(self, hidden: Tensor, cand: Candidates, lanes: Lanes) -> Draft:
         """Drafts of the candidates from their hidden states [S, C, d]."""
         shape = hidden.shape[:2]
+        if not (lanes.partner or self.method.rule.reads_logits or self.hints.sampling):
+            out = self._confidence(hidden, self._spec(shape[1], cand), lanes)
+            return Draft(*(t.view(shape) for t in (out.token, out.prob, out.measure)))
         spec, rows = self._spec(shape[1], cand), hidden.flatten(0, 1)
         if lanes.partner or self.method.rule.reads_logits:
             logits = head_logits(rows, self.ctx.model.head)
@@ -309,7 +331,7 @@ class Decoder:
             self.method.rule.see(self.state, cand, logits.view(*shape, -1))
             out = confidence(logits, spec)
         else:
-            out = self._confidence(rows, spec)
+            out = head_confidence(rows, self.ctx.model.head, spec, impl=self.ctx.kernels.head_confidence)
         return Draft(*(t.view(shape) for t in (out.token, out.prob, out.measure)))
 
     def _guide(self, logits: Tensor, lanes: Lanes) -> Tensor:
@@ -319,12 +341,25 @@ class Decoder:
             logits[main] = base + (self.state.num["cfg_scale"][main] + 1) * (logits[main] - base)
         return logits
 
-    def _head(self, hidden: Tensor, wanted: Tensor) -> HeadOut:
+    def _head(self, hidden: Tensor, wanted: Tensor, lanes: Lanes) -> HeadOut:
         spec = replace(self._spec(wanted.shape[1], None), wanted=wanted.flatten(), measure="prob")
-        return self._confidence(hidden.flatten(0, 1), spec)
+        return self._confidence(hidden, spec, lanes)
 
-    def _confidence(self, rows: Tensor, spec: HeadSpec) -> HeadOut:
-        return head_confidence(rows, self.ctx.model.head, spec, impl=self.ctx.kernels.head_confidence)
+    def _confidence(self, hidden: Tensor, spec: HeadSpec, lanes: Lanes) -> HeadOut:
+        """The head over hidden states [S, R, d], flat; slots behind the last live one are left out, and read 0."""
+        leading, (slots, width, _) = 1 + max(lanes.live), hidden.shape
+        kept = leading * width
+        part = replace(
+            spec,
+            suppress=None if spec.suppress is None else spec.suppress[:kept],
+            wanted=None if spec.wanted is None else spec.wanted[:kept],
+        )
+        out = head_confidence(
+            hidden[:leading].flatten(0, 1), self.ctx.model.head, part, impl=self.ctx.kernels.head_confidence
+        )
+        rest = (0, slots * width - kept)
+        wanted = None if out.prob_wanted is None else F.pad(out.prob_wanted, rest)
+        return HeadOut(F.pad(out.token, rest), F.pad(out.prob, rest), F.pad(out.measure, rest), wanted)
 
 
 def confidence_bound(prob: Tensor, take: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ Ranks and intervals are those of docs/verify.md. Every such row writes its key t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,18 @@ from .method import Search
 from .rows import lane_starts, predictor, rectangle
 from .state import State
 from .types import TRASH, Candidates, Lanes, Plan, Rows, View
-from .visibility import set_interval
+from .visibility import full_like, set_interval
+
+
+@dataclass
+class Columns:
+    """Rows of one kind for every slot, [S, R] each, before they are laid out: int64, int32 (``rank``), bool."""
+
+    pos: Tensor
+    valid: Tensor
+    token: Tensor
+    place: Tensor
+    rank: Tensor
 
 
 class ViewBuilder:
@@ -57,6 +70,53 @@ class ViewBuilder:
         return rectangle(
             self.state, self.ctx.kv.base, slots, self.n_keys, pos, valid, token=token, place=place, rank=rank
         )
+
+    def columns(
+        self,
+        pos: Tensor,
+        valid: Tensor,
+        *,
+        token: Tensor | None = None,
+        place: Tensor | None = None,
+        rank: Tensor | int = 0,
+    ) -> Columns:
+        """Rows at ``pos`` [S, R]; by default with the canvas's tokens, at their own places, of rank 0."""
+        token = self.state.ids.gather(1, pos) if token is None else token
+        place = self.place(pos) if place is None else place
+        # A slot that tests nothing takes no part in the pass.
+        return Columns(
+            pos, valid & self.search.valid.any(1, keepdim=True), token, place, full_like(pos, rank)
+        )
+
+    def packed(
+        self, parts: list[Columns], ranks: Tensor, drafts_seen: Tensor, room: int | None = None
+    ) -> Plan:
+        """One rectangle of all rows, so that attention reads a slot's keys once; the rest as in :meth:`finish`.
+
+        Args:
+            room: the most valid rows that a slot can have, readers aside; the others are left out. None keeps them.
+        """
+        search = self.search
+        if self.ctx.model.config.shift:
+            at = predictor(search.pos, True)
+            token, trash = self.seen(at, drafts_seen), torch.full_like(at, TRASH)
+            parts = [*parts, self.columns(at, search.valid, token=token, place=trash, rank=ranks)]
+            room = None if room is None else room + at.shape[1]
+        names = ("pos", "valid", "token", "place", "rank")
+        every = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in names}
+        valid, width = every["valid"], every["valid"].shape[1]
+        index = torch.arange(width, device=valid.device).expand(valid.shape)
+        if room is not None and room < width:
+            index = (valid.cumsum(1) - 1).clamp_min(0)
+            to = torch.where(valid, index, room)
+            for name in names:
+                column = every[name].new_zeros(valid.shape[0], room + 1)
+                every[name] = column.scatter_(1, to, every[name])[:, :room]
+        rows = self.rows(
+            every["pos"], every["valid"], token=every["token"], place=every["place"], rank=every["rank"]
+        )
+        last = parts[-1].valid.shape[1]
+        return Plan(rows, self.view, self.reads(0, rows.groups[0].width)[:, :1] + index[:, width - last :])
 
     def finish(self, parts: list[Rows], ranks: Tensor, drafts_seen: Tensor) -> Plan:
         """Join the rows; the last part's rows judge the drafts, or readers where the model is shifted.

@@ -163,13 +163,12 @@ class Engine:
                 self.scheduler.queue.remove(request)
                 self.totals.aborted += 1
                 return True
-        for slot in self.scheduler.main_slots():
-            seated = self.scheduler.seated[slot]
-            if seated is not None and seated.id == request_id:
-                self._release(slot)
-                self.totals.aborted += 1
-                return True
-        return False
+        slot = self.scheduler.slot_of(request_id)
+        if slot is None:
+            return False
+        self._release(slot)
+        self.totals.aborted += 1
+        return True
 
     @torch.inference_mode()
     def reset(self) -> None:
@@ -205,6 +204,7 @@ class Engine:
         if not self.scheduler.busy:
             self._launched.clear()
             return []
+        self._close_up()
         lanes = self.scheduler.lanes(self._width())
         record = self.runner.step(lanes)
         self.totals.steps += 1
@@ -233,6 +233,17 @@ class Engine:
             raise RuntimeError("a running engine cannot be warmed up")
         with self._on_device():
             yield from self.runner.warm_up(self.method.schedule.width([self.positions], [self.positions]))
+
+    def _close_up(self) -> None:
+        """Move canvases into lower slots that nobody is about to take, where a smaller recorded step then serves."""
+        scheduler = self.scheduler
+        # Only a step without a sweep and without guidance is played.
+        if scheduler.new or scheduler.partner or scheduler.queue:
+            return
+        for source, target in self.runner.moves(scheduler.busy):
+            self.decoder.move(source, target)
+            scheduler.move(source, target)
+            self._seen.move(source, target)
 
     def _look(self, record: StepRecord) -> None:
         """Start to copy what the step did."""
@@ -270,13 +281,15 @@ class Engine:
         bad, phase = mirror.bad.tolist(), mirror.phase.tolist()
         out: list[Finished] = []
         for slot in self.scheduler.main_slots():
-            if mirror.tenants[slot] is not self.scheduler.seated[slot]:
+            request = self.scheduler.seated[slot]
+            assert request is not None
+            if (then := mirror.slot_of(request)) is None:
                 continue
-            if bad[slot]:
+            if bad[then]:
                 out.append(self._finish(slot, "error", None, "the model gave non-finite logits"))
             elif (cut := self._stop_string(slot)) is not None:
                 out.append(self._finish(slot, "stop", cut[1], end=cut[0]))
-            elif phase[slot] == Phase.DONE:
+            elif phase[then] == Phase.DONE:
                 out.append(self._finish(slot, "", None))
         return out
 
@@ -297,17 +310,21 @@ class Engine:
         """Tokens from the first masked position up to the first one that is still MASK or a stop token.
 
         They are those after the last step whose outcome :meth:`step` has read; none of a request that came in since.
+
+        Args:
+            slot: where the request sits now (:meth:`Scheduler.slot_of`), whatever its slot was in that step.
         """
         request, seen = self.scheduler.seated[slot], self._seen
-        if request is None or not seen.tenants or seen.tenants[slot] is not request:
+        then = None if request is None else seen.slot_of(request)
+        if request is None or then is None:
             return []
         first, end = request.canvas.first, self._length(request)
         # Behind its first stop token an answer has no text, whether or not decoding goes on there.
-        end = min(end, int(seen.stop_pos[slot]))
-        open_ = (seen.committed_at[slot, first:end] == MASKED).nonzero()
+        end = min(end, int(seen.stop_pos[then]))
+        open_ = (seen.committed_at[then, first:end] == MASKED).nonzero()
         if len(open_):
             end = first + int(open_[0])
-        ids: list[int] = seen.ids[slot, first:end].tolist()
+        ids: list[int] = seen.ids[then, first:end].tolist()
         return ids
 
     @staticmethod
@@ -320,13 +337,15 @@ class Engine:
     ) -> Finished:
         state, request = self._seen, self.scheduler.seated[slot]
         assert request is not None and request.started is not None
+        then = state.slot_of(request)
+        assert then is not None
         n, numbers = self._length(request), request.canvas.numbers
-        ids: list[int] = state.ids[slot, :n].tolist()
-        stop_pos = int(state.stop_pos[slot])
+        ids: list[int] = state.ids[then, :n].tolist()
+        stop_pos = int(state.stop_pos[then])
         if not reason:
             # The reference preset ends at a stop token without the option: masks behind it are left.
             ends = bool(numbers.get("stop_at_eos", True)) or bool(
-                (state.committed_at[slot, :n] == MASKED).any()
+                (state.committed_at[then, :n] == MASKED).any()
             )
             reason = "stop" if stop_pos < NEVER and ends else "length"
         if stop is None and reason == "stop":
@@ -338,17 +357,17 @@ class Engine:
             end=min(stop_pos, n) if end is None else end,
             reason=reason,
             stop_reason=stop,
-            steps=int(state.step[slot]),
-            nfe=int(state.nfe[slot]),
-            rows=int(state.rows[slot]),
+            steps=int(state.step[then]),
+            nfe=int(state.nfe[then]),
+            rows=int(state.rows[then]),
             seconds=now - request.started,
             queued=request.started - request.arrived,
-            log_probs=state.log_prob[slot, :n].tolist(),
-            passes=state.pass_at[slot, :n].tolist(),
-            bound=float(state.bound[slot]),
-            by_confidence=int(state.by_confidence[slot]),
-            by_verify=int(state.by_verify[slot]),
-            unbounded=int(state.unbounded[slot]),
+            log_probs=state.log_prob[then, :n].tolist(),
+            passes=state.pass_at[then, :n].tolist(),
+            bound=float(state.bound[then]),
+            by_confidence=int(state.by_confidence[then]),
+            by_verify=int(state.by_verify[then]),
+            unbounded=int(state.unbounded[then]),
             # A drawn token is no argmax, so the bounds say nothing about it.
             assumes=None if numbers.get("temperature", 0) > 0 else self.method.certificate,
             error=error,

@@ -19,7 +19,7 @@ class Mirror:
     returns, so that reading it waits for its own step and not for those that were launched since.
 
     Attributes:
-        tenants: who sat in each slot when the step was launched.
+        tenants: who sat in each slot when the step was launched; some may sit elsewhere by now.
         bad: [S] bool, the step's confidences were not finite.
         ids, committed_at, log_prob, pass_at: [S, L], and the lines, [S], as in the state.
     """
@@ -71,6 +71,15 @@ class Mirror:
         if state.device.type == "cuda":
             self._done = torch.cuda.Event()
             self._done.record()
+
+    def slot_of(self, request: Request) -> int | None:
+        """Where ``request`` sat in the step, or None if it did not take part."""
+        return next((slot for slot, tenant in enumerate(self.tenants) if tenant is request), None)
+
+    def move(self, source: int, target: int) -> None:
+        """The state has moved a canvas; a copy of it has not, the state itself has."""
+        if not self._copies and self.tenants:
+            self.tenants[target], self.tenants[source] = self.tenants[source], None
 
     def wait(self) -> None:
         """Until the copy is there."""

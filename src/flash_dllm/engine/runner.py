@@ -2,13 +2,14 @@
 
 A step is steady where no slot sweeps and the cache policy's rows have one shape whatever the canvases hold
 (``CachePolicy.steady``). Row counts and key lengths are data on the device, so one graph for each number of slots
-serves every step: a slot that is free or done has only invalid rows. The number of slots is rounded up to a bucket;
-requests are seated in the lowest free slots, so a batch that shrinks moves to smaller graphs.
+serves every step: a slot that is free or done has only invalid rows. The number of slots is rounded up to a bucket.
+A graph covers the lowest slots: requests are seated in the lowest free ones, and where those that are left sit too
+high for the smallest graph that could hold them, the highest move down (:meth:`Runner.moves`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,8 +19,11 @@ from flash_dllm.core.step import Decoder, StepRecord
 from flash_dllm.core.types import Lanes
 from flash_dllm.kernels.row_attention import held_tables
 
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of slots that have a graph of their own; above them, multiples of the last."""
+
+MOVES = 8
+"""Most canvases that move before a step: a long canvas of an 8B model is most of a GB of keys and values."""
 
 
 class Tape(Protocol):
@@ -103,6 +107,20 @@ class Runner:
             self.eager += 1
             return self.decoder.step(lanes)
         return self._steady(self._key(max(lanes.run) + 1, lanes.width))
+
+    def moves(self, live: Sequence[int]) -> list[tuple[int, int]]:
+        """Moves (from, to) after which a smaller graph plays the steady steps of the slots ``live``.
+
+        The highest go first, :data:`MOVES` at most; what is left to do comes out before the next step. Nothing where
+        steps are not recorded or the method's canvases cannot move. All of it follows from the seats and the sizes of
+        the engine, so ranks that share a model make the same moves.
+        """
+        size = bucket(len(live), self.decoder.state.slots)
+        high = sorted((s for s in live if s >= size), reverse=True)
+        if not high or not self.records or self.decoder.method.slot_tensors() is None:
+            return []
+        free = sorted(set(range(size)) - set(live))
+        return list(zip(high, free, strict=False))[:MOVES]
 
     def warm_up(self, width: int) -> Iterator[tuple[int, int]]:
         """Record every bucket, the largest first; yields how many are done, and of how many.

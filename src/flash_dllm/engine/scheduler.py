@@ -70,6 +70,15 @@ class Scheduler:
             self.new.discard(s)
         return freed
 
+    def move(self, slot: int, target: int) -> None:
+        """Who sits in ``slot``, alone and no newcomer, goes on in the free slot ``target``."""
+        self.seated[target], self.seated[slot] = self.seated[slot], None
+
+    def slot_of(self, request_id: str) -> int | None:
+        """Where a request sits now, or None. It may move between two steps."""
+        mine = (s for s in self.main_slots() if (r := self.seated[s]) is not None and r.id == request_id)
+        return next(mine, None)
+
     @property
     def busy(self) -> list[int]:
         return [s for s, r in enumerate(self.seated) if r is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 
@@ -29,6 +30,14 @@ def limits(device: torch.device) -> Limits:
     found = torch.cuda.get_device_properties(device)
     shared = getattr(found, "shared_memory_per_block_optin", ADA.shared)
     return Limits(int(shared), found.multi_processor_count)
+
+
+@cache
+def has_descriptors() -> bool:
+    """Triton takes tensors as descriptors, which the TMA unit reads (Triton 3.4 and later). Asked once: looking for a
+    module searches folders, which takes longer than a launch.
+    """
+    return find_spec("triton.tools.tensor_descriptor") is not None
 
 
 def precision(dtype: torch.dtype) -> str:

@@ -49,6 +49,9 @@ class BranchDecoding(Folded):
             raise ValueError(f"branches={branches}: from 1 to the window's size {window}")
         self.branches, self.window = branches, window
 
+    def slot_tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
     def scratch(self) -> int:
         return self.branches * self.window
 

@@ -80,6 +80,9 @@ class FlashCache(CachePolicy):
     def always_sweeps(self) -> bool:
         return self.track < 0
 
+    def slot_tensors(self) -> tuple[Tensor, ...]:
+        return tuple(kept for kept in (self._mean, self._drifted) if kept is not None)
+
     def due(self, state: State) -> Tensor | None:
         due = torch.zeros(state.slots, dtype=torch.bool, device=state.device)
         if self.refresh_every:

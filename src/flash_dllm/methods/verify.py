@@ -29,7 +29,7 @@ from flash_dllm.core.select import best_first
 from flash_dllm.core.state import State
 from flash_dllm.core.step import TwoPass
 from flash_dllm.core.types import NEVER, Candidates, Draft, Lanes, Plan, Rows
-from flash_dllm.core.views import ViewBuilder, branch_rows
+from flash_dllm.core.views import Columns, ViewBuilder, branch_rows
 from flash_dllm.core.visibility import canvas_view, set_interval
 
 from .fast_dllm import Threshold
@@ -91,6 +91,9 @@ class FlashVerify(TwoPass):
         self.search, self.verify_rows, self.views, self.window = search, verify_rows, views, window
         self.certifies = views != "paper"
 
+    def slot_tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
     def scratch(self) -> int:
         if self.views == "branch":
             return self.search * self.window
@@ -139,16 +142,16 @@ class FlashVerify(TwoPass):
         set_interval(b.view, drafts, k + 2, NEVER, needed)
         parts = [
             *self._context(b, policy, tested, needed),
-            b.rows(search.pos, needed, token=search.token, place=drafts, rank=k + 2),
-            b.rows(search.pos, search.valid, token=b.mask_like(search.pos), place=masks, rank=k + 1),
+            b.columns(search.pos, needed, token=search.token, place=drafts, rank=k + 2),
+            b.columns(search.pos, search.valid, token=b.mask_like(search.pos), place=masks, rank=k + 1),
         ]
-        return b.finish(parts, ranks=k + 1, drafts_seen=k)
+        return b.packed(parts, k + 1, k, self.verify_rows if policy.keeps else None)
 
-    def _context(self, b: ViewBuilder, policy: CachePolicy, tested: Tensor, drafts: Tensor) -> list[Rows]:
+    def _context(self, b: ViewBuilder, policy: CachePolicy, tested: Tensor, drafts: Tensor) -> list[Columns]:
         state, paper = b.state, self.views == "paper"
         if not policy.keeps:
             pos, valid = policy.context(state, b.lanes, tested if paper else torch.zeros_like(tested), 0)
-            return [b.rows(pos, valid)]
+            return [b.columns(pos, valid)]
         room = self.verify_rows - 2
         pos, valid = policy.context(state, b.lanes, tested, room)
         left = self.verify_rows - b.search.valid.sum(1) - drafts.sum(1)
@@ -159,7 +162,7 @@ class FlashVerify(TwoPass):
         places = first + torch.arange(pos.shape[1], device=state.device).expand(state.slots, -1)
         set_interval(b.view, b.place(pos), 0, 0, valid)
         set_interval(b.view, places, 0, NEVER, valid)
-        return [b.rows(pos, valid, place=places)]
+        return [b.columns(pos, valid, place=places)]
 
 
 def branch_plan(b: ViewBuilder, policy: CachePolicy, cand: Candidates) -> Plan:

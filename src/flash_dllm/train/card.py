@@ -11,6 +11,8 @@ from flash_dllm.train.card_text import ALL_LIMITS, DATA, GOALS, LABELS, LIMITS, 
 from flash_dllm.train.tasks import FAMILIES
 
 MAIN_SETTINGS = ("threshold 0.9", "greedy")
+QUESTIONS = {"mixed": "new questions", "heldout": "new templates"}
+"""What benchmarks/decoders.py calls its problems, and what the cards do."""
 
 
 def card(name: str, results: Path, folder: Path) -> str:
@@ -18,6 +20,9 @@ def card(name: str, results: Path, folder: Path) -> str:
 
     `results` has the committed JSON: `training-NAME.json` (benchmarks/collect_training.py) and, for all but
     the guide, `card-NAME.json` (benchmarks/decoders.py). `folder` is the model's own.
+
+    Raises:
+        ValueError: a run of `card-NAME.json` failed.
     """
     trained = _read(results / f"training-{name}.json")
     path = results / f"card-{name}.json"
@@ -34,9 +39,10 @@ def card(name: str, results: Path, folder: Path) -> str:
         "Right answers in percent, with 95 % Wilson intervals.",
     ]
     if measured is not None:
-        sections += [*_engine(measured), "### Goals", _goals(measured)]
+        sections += [*_engine(measured), *_beside(measured, trained), "### Goals", _goals(measured)]
     sections += [*_own_evaluation(trained), "## Examples", *map(_example, trained["examples"])]
-    sections += ["## Limits", "\n".join(f"* {text}" for text in (*LIMITS[name], *ALL_LIMITS))]
+    limits = (*LIMITS[name], *_unseen(measured, trained), *ALL_LIMITS)
+    sections += ["## Limits", "\n".join(f"* {text}" for text in limits)]
     sections += ["## Licence", "Apache-2.0, weights and task generator alike."]
     return "\n\n".join(sections) + "\n"
 
@@ -92,51 +98,67 @@ def _training(trained: dict[str, Any]) -> Iterator[str]:
 
 
 def _engine(measured: dict[str, Any]) -> Iterator[str]:
-    """The runs through the engine."""
-    runs = {_setting(run): run for run in measured["runs"]}
-    tables = {label: run["families"] | {"all": run} for label, run in runs.items()}
+    """The runs through the engine: new questions, then new templates."""
+    note = f"{measured['note']} " if measured.get("note") else ""
     yield (
-        f"Through the engine on new questions: {measured['date']}, {measured['device']}, "
-        f"{measured['dtype']}, blocks of 32, answers of {measured['length']} positions, no cache "
-        f"(`{measured['command']}`). {measured['note']} Tokens a forward count the answer up to its first "
-        "stop token, without it."
+        f"Through the engine on new questions: {measured['date']}, "
+        f"{measured.get('device_name', measured['device'])}, {measured['dtype']}, blocks of 32, answers of "
+        f"{measured['length']} positions, no cache (`{measured['command']}`). {note}Tokens a forward count the "
+        "answer up to its first stop token, without it."
     )
-    yield _families({label: table for label, table in tables.items() if label in MAIN_SETTINGS})
-    lower = {label: table for label, table in tables.items() if label not in MAIN_SETTINGS}
-    if lower:
-        yield "At lower thresholds:"
-        yield _families(lower)
-    cpu = measured["infill_on_cpu"]
-    bare = cpu["without_stop_token"]
-    yield (
-        f"Gaps in texts, canvases among them, afterwards on a CPU in {cpu['dtype']} at threshold 0.9: "
-        f"{cpu['right']} of {cpu['n']} right, {cpu['tokens_per_forward']:.2f} tokens a forward "
-        f"(`{cpu['command']}`). Without the stop token that follows such a text in training: "
-        f"{bare['right']} of {bare['n']}."
-    )
-    rooms = measured.get("word_problems_by_room_on_cpu", ())
-    if rooms:
-        counts = ", ".join(f"{r['right']} of {r['n']} with {r['max_tokens']}" for r in rooms)
+    for problems, words in QUESTIONS.items():
+        tables = {label: run["families"] | {"all": run} for label, run in _runs(measured, problems).items()}
+        main = {label: table for label, table in tables.items() if label in MAIN_SETTINGS}
+        lower = {label: table for label, table in tables.items() if label not in MAIN_SETTINGS}
+        if main:
+            if problems != "mixed":
+                yield f"On {words}, in the same way:"
+            yield _families(main)
+        if lower:
+            yield "At lower thresholds:" if problems == "mixed" else f"On {words} at lower thresholds:"
+            yield _families(lower)
+
+
+def _beside(measured: dict[str, Any], trained: dict[str, Any]) -> Iterator[str]:
+    """What was measured beside the runs, where it was, and which runs are missing."""
+    cpu = measured.get("infill_on_cpu")
+    if cpu:
+        bare = cpu["without_stop_token"]
         yield (
-            f"Word problems with that many positions for the answer, on a CPU in {rooms[0]['dtype']}, "
-            f"threshold 0.9: {counts} are right."
+            f"Gaps in texts, canvases among them, afterwards on a CPU in {cpu['dtype']} at threshold 0.9: "
+            f"{cpu['right']} of {cpu['n']} right, {cpu['tokens_per_forward']:.2f} tokens a forward "
+            f"(`{cpu['command']}`). Without the stop token that follows such a text in training: "
+            f"{bare['right']} of {bare['n']}."
         )
-    if measured["not_run"]:
-        missing = "new templates" + ("" if lower else " and lower thresholds")
-        yield (
-            f"{len(measured['not_run'])} planned runs, of {missing}, were not made for lack of time on the "
-            f"GPU; for these there is only the trainer's own evaluation below."
-        )
+    missing = [(QUESTIONS[problems], _label(request)) for problems, _, _, _, request in measured["not_run"]]
+    if missing:
+        named = "; ".join(f"{kind}, {setting}" for kind, setting in missing)
+        own = {_readable(key) for key in trained["tables"]}
+        only = " For these there is only the trainer's own evaluation below." if own >= set(missing) else ""
+        yield f"Planned, but not run for lack of time: {named}.{only}"
+
+
+def _runs(measured: dict[str, Any], problems: str) -> dict[str, dict[str, Any]]:
+    """The runs of these problems by their settings, high thresholds first and greedy after the highest."""
+    runs = [run for run in measured["runs"] if run.get("problems", problems) == problems]
+    for run in runs:
+        if "failed_with" in run:
+            raise ValueError(
+                f"{measured['model']}, {_label(run['request'])}: failed with {run['failed_with']}"
+            )
+    by_label = {_label(run["request"]): run for run in runs}
+    first = [label for label in MAIN_SETTINGS if label in by_label]
+    return {label: by_label[label] for label in [*first, *sorted(by_label.keys() - first, reverse=True)]}
 
 
 def _goals(measured: dict[str, Any]) -> str:
     """Each goal of the project for this model and whether it is met."""
-    runs = {_setting(run): run for run in measured["runs"]}
+    runs = _runs(measured, "mixed")
     greedy, threshold = runs["greedy"], runs["threshold 0.9"]
     lines = []
     for family, (goal, least) in GOALS.items():
         got = (greedy if family == "all" else greedy["families"][family])["accuracy"]
-        verdict = "met" if got >= goal else "missed, but for the least" if got >= least else "missed"
+        verdict = "met" if got >= goal else "missed, but the least is reached" if got >= least else "missed"
         lines.append(f"{LABELS[family]}, greedy: {goal:g} % ({least:g} % at least): {got} %, **{verdict}**")
     tokens = threshold["families"]["gsm"]["tokens_per_forward"]
     low, high = PARALLEL
@@ -159,17 +181,27 @@ def _own_evaluation(trained: dict[str, Any]) -> Iterator[str]:
         rows.append((kind, setting, every["n"], _percent(every), _percent(problems), *tokens))
     tokens_a_forward = "tokens a forward, all", "tokens a forward, word problems"
     yield _table(("questions", "decoding", "n", "all", "word problems", *tokens_a_forward), rows)
-    new = next(key for key in trained["tables"] if key.startswith("test"))
-    held = next(key for key in trained["tables"] if key.startswith("heldout"))
-    yield f"By family, {_readable(new)[1]}:"
-    yield _families({_readable(key)[0]: trained["tables"][key] for key in (new, held)})
+    firsts = {_readable(key)[0]: key for key in reversed(trained["tables"])}
+    settings = {_readable(key)[1] for key in firsts.values()}
+    yield f"By family, {', '.join(sorted(settings))}:"
+    yield _families({kind: trained["tables"][key] for kind, key in reversed(firsts.items())})
+
+
+def _unseen(measured: dict[str, Any] | None, trained: dict[str, Any]) -> Iterator[str]:
+    """How it does on new templates: through the engine, else by the trainer, else nothing."""
+    own = {_readable(key): table["all"] for key, table in trained["tables"].items()}
+    found = {setting: entry for (kind, setting), entry in own.items() if kind == QUESTIONS["heldout"]}
+    if measured is not None:
+        found = _runs(measured, "heldout") or found
+    for setting, entry in [*found.items()][:1]:
+        yield f"On templates that it has not seen {entry['accuracy']} % of its answers are right ({setting})."
 
 
 def _readable(key: str) -> tuple[str, str]:
     """`heldout b32 0.9` as ("new templates", "threshold 0.9")."""
     split, setting = key.split(" ", 1)
     setting = setting.removeprefix("b32 ")
-    kind = {"test": "new questions", "heldout": "new templates"}[split]
+    kind = QUESTIONS["mixed" if split == "test" else split]
     return kind, f"threshold {setting}" if setting.startswith("0.") else setting
 
 
@@ -179,8 +211,8 @@ def _example(example: dict[str, Any]) -> str:
     return f"The first {verdict} word problem among the trainer's examples:\n\n```text\n{text}\n```"
 
 
-def _setting(run: dict[str, Any]) -> str:
-    epsilon = run["request"].get("epsilon")
+def _label(request: dict[str, Any]) -> str:
+    epsilon = request.get("epsilon")
     return "greedy" if epsilon is None else f"threshold {epsilon}"
 
 

@@ -43,16 +43,12 @@ DATA = (
 
 LIMITS = {
     "tiny-llada": (
-        "Word problems are its weak side: it often has the answer and then goes on with more, meaningless "
-        "steps (see the example). A likely reason is that most of its training canvases ended soon after "
-        "the answer, so that it learned to fill a canvas. With less room it does a little better (see "
-        "above), on too few problems to be sure. The task generator makes roomier canvases now, but the "
-        "stage that would have trained on them did not run.",
+        "In short stories it often writes a sentence fewer than was asked for, which counts as wrong.",
+        "In some word problems it goes on with a step after the answer and ends with another number.",
+        "Digits of a number that are committed in the same pass do not always fit together (588 for 58).",
     ),
     "tiny-dream": (
         "In short dialogue more than a quarter of its answers are wrong; why has not been looked into.",
-        "It was trained on the same snug canvases as tiny-llada and does not go on after the answer as that "
-        "model does; why not is unknown.",
     ),
     "tiny-guide": ("It is no masked diffusion model and serves only as a guide.",),
 }
@@ -61,7 +57,6 @@ ALL_LIMITS = (
     "It knows the templates of its task generator and nothing else. It cannot hold a conversation, answer "
     "general questions, write code beyond its few kinds of functions, or read any language but plain "
     "English.",
-    "On templates that it has not seen it fails more often than not.",
     "It is made to test and show decoding, not to be used for its answers.",
     "Numbers beyond the generator's ranges are guessed.",
     "Its longest canvas has 1,024 positions. Accuracy after long prompts has not been measured.",

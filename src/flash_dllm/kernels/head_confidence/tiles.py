@@ -41,11 +41,11 @@ class Tile:
 Table = tuple[tuple[int | None, Tile], ...]
 
 HOPPER: Table = (
-    (16, Tile(16, 128, 128, 4, 5, swap=True, descriptor=True)),
+    (16, Tile(16, 64, 128, 4, 4, swap=True, descriptor=True, persistent=2)),
     (32, Tile(32, 128, 128, 4, 4, swap=True, descriptor=True)),
     (64, Tile(64, 128, 64, 4, 6, descriptor=True, parts=2)),
-    (128, Tile(128, 128, 64, 8, 5, descriptor=True, parts=4)),
-    (None, Tile(128, 256, 64, 8, 3, descriptor=True, parts=4)),
+    (256, Tile(128, 256, 64, 8, 4, descriptor=True, parts=4)),
+    (None, Tile(128, 256, 64, 8, 3, descriptor=True, persistent=1, flat=True, parts=4)),
 )
 AMPERE: Table = (
     (16, Tile(16, 128, 128, 4, 4, swap=True)),

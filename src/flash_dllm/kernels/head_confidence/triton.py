@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flash_dllm.kernels import tuned
-from flash_dllm.kernels.devices import limits, precision
+from flash_dllm.kernels.devices import has_descriptors, limits, precision
 
 from .ref import HeadOut, HeadSpec
 from .tiles import Tile, tile_for
@@ -334,7 +333,7 @@ def _operands(h: Tensor, weight: Tensor, tile: Tile) -> tuple[tuple[Any, Any], d
     """The matrices as the kernel takes them, and the constants that say how."""
     # TMA wants rows that start at multiples of 16 bytes.
     aligned = all(t.stride(0) * t.element_size() % 16 == 0 and t.data_ptr() % 16 == 0 for t in (h, weight))
-    descriptor = tile.descriptor and aligned and find_spec("triton.tools.tensor_descriptor") is not None
+    descriptor = tile.descriptor and aligned and has_descriptors()
     shape = {
         "M": tile.rows, "V": tile.vocab, "K": tile.depth, "SWAP": tile.swap, "PARTS": tile.parts, "FLAT": tile.flat,
         "DESCRIPTOR": descriptor, "EVEN": h.shape[1] % tile.depth == 0, "PRECISION": precision(h.dtype),

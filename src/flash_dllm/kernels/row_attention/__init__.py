@@ -50,7 +50,7 @@ class ScoreSum:
         self.sum = part if self.sum is None else self.sum + part
 
     def into(self, q: Tensor, keys: Tensor, quick: bool = True) -> triton.Score:
-        """What a kernel needs to add one layer to the sum, which it keeps for each KV head.
+        """What a kernel needs to add one layer to the sum, which it may keep for each KV head.
 
         ``quick``: it may add in the order that is fastest for this pass, and not always in the same.
         """

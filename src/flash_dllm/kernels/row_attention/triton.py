@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -11,41 +12,99 @@ import triton.language as tl
 from torch import Tensor
 
 from flash_dllm.kernels import tuned
-from flash_dllm.kernels.devices import Limits, limits, precision
+from flash_dllm.kernels.devices import H200, Limits, has_descriptors, limits, precision
 
 from .groups import TABLES, Group
 
 READS = 64
 """Scoring rows added at once; one number, so that the order of the sum does not depend on how many there may be."""
-NO_SCORE, MEAN_GIVEN, OWN_ROWS = (tl.constexpr(i) for i in range(3))
-"""No attention score; one from mean queries; one from the queries of the block itself, by their shares."""
+SCORED = 16
+"""Places a program scores where attention does not make the score."""
+JOINED = 16
+"""Heads (of one row or several) whose key ranges a program joins."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of a launch: rows x query heads of a KV head (``m``), keys (``n``), and over how many key ranges."""
+    """Sizes of a launch: rows x query heads of a KV head (``m``), keys (``n``), and over how many key ranges.
+
+    ``descriptor``: keys and values come through TMA (compute capability 9 and up).
+    """
 
     m: int
     n: int
     splits: int = 1
     warps: int = 4
     stages: int = 2
+    descriptor: bool = False
+
+
+HOPPER = {
+    16: Tiles(16, 128, 1, 4, 2, True),
+    32: Tiles(32, 128, 1, 4, 2, True),
+    64: Tiles(64, 64, 1, 4, 3, True),
+    128: Tiles(128, 32, 1, 4, 3, True),
+}
+"""By lines of a block, on an H200 (benchmarks/kernels.md)."""
+HOPPER_ALONE = {
+    16: Tiles(16, 128, 1, 4, 3, True),
+    32: Tiles(32, 128, 1, 4, 3, True),
+    64: Tiles(64, 64, 1, 4, 4, True),
+    128: Tiles(128, 64, 1, 8, 3, True),
+}
+"""Likewise where there are so few blocks that each is cut into ranges of keys."""
+
+
+@triton.jit
+def _load(pointer, descriptor, first, at, column, stride, seen, N: tl.constexpr, DIM: tl.constexpr,
+          PAD: tl.constexpr, MASKED: tl.constexpr, DESCRIPTOR: tl.constexpr):  # fmt: skip
+    """Keys or values [N, PAD] of the places from ``at`` on, of a slot whose places begin at row ``first``.
+
+    What nobody may see can hold anything, NaN included: where ``MASKED`` it reads as zero.
+    """
+    d = tl.arange(0, PAD)
+    if DESCRIPTOR and MASKED:
+        tile = descriptor.load([first + at, column])
+        return tl.where(seen[:, None], tile, 0.0)
+    elif DESCRIPTOR:
+        return descriptor.load([first + at, column])
+    else:
+        start = pointer + (first.to(tl.int64) + at) * stride + column
+        offset = tl.arange(0, N)[:, None] * stride + d[None, :]
+        if MASKED:
+            return tl.load(start + offset, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
+        elif PAD == DIM:
+            return tl.load(start + offset)
+        else:
+            return tl.load(start + offset, mask=(d < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def _fold(logit, value, top, mass, acc, PRECISION: tl.constexpr):
+    """One tile of keys into a running softmax; logits in powers of two."""
+    high = tl.maximum(top, tl.max(logit, 1))
+    level = tl.where(high == float("-inf"), 0.0, high)
+    weight = tl.exp2(logit - level[:, None])
+    fade = tl.exp2(top - level)
+    mass = mass * fade + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(value.dtype), value, acc * fade[:, None], input_precision=PRECISION)
+    return high, mass, acc
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _attend(
-    q, k, v, out, part, stats, table, rank, lo, hi, ends, mean, score,
+    q, k, v, key_tiles, value_tiles, out, part, stats, table, rank, lo, hi, ends, shares, score,
     scale, base, row_stride, places, positions, n_rows, n_kv,
     GROUP: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr,
-    WHOLE: tl.constexpr, SCORE: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, WHOLE: tl.constexpr, SCORE: tl.constexpr,
+    DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: a block of rows of one slot, one KV head, one range of keys."""
-    entry, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Heads first: what runs at the same time then reads neighbouring memory.
+    head, entry, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     line = table + entry * 5
     slot, first, count = tl.load(line), tl.load(line + 1), tl.load(line + 2)
-    slot64 = slot.to(tl.int64)
     m, n, d = tl.arange(0, M), tl.arange(0, N), tl.arange(0, PAD)
     dims = d < DIM
     row = first + m // GROUP
@@ -65,60 +124,64 @@ def _attend(
     span = tl.cdiv(tl.cdiv(end - begin, N), SPLITS) * N
     start = begin + split * span
     stop = tl.minimum(end, start + span)
-    if SCORE != NO_SCORE:
-        # The first block of a slot scores its keys, the others none.
-        scored = tl.load(line + 4) * stop
-        if SCORE == OWN_ROWS:
-            share = tl.load(mean + row, mask=own, other=0.0)
-            # A row that does not count may hold anything.
-            counted = tl.where((share > 0)[:, None], query.to(tl.float32), 0.0)
-            center = tl.sum(counted * share[:, None], 0)
-        else:
-            center = tl.load(mean + (slot64 * n_kv + head) * DIM + d, mask=dims, other=0.0)
-    cells = (slot64 * places * n_kv + head) * DIM
+    if SCORE:
+        # A mean of raw logits over the scoring rows: the sum of a tile's columns, each row by its share. The first
+        # block of a slot scores its keys, the others none. A row that does not count may hold anything.
+        share = tl.load(shares + row, mask=own, other=0.0) * tl.load(line + 4).to(tl.float32)
+        target = score + (slot.to(tl.int64) * n_kv + head) * positions - base
+    place0, kv_column, stride = slot * places, head * DIM, n_kv * DIM
     top = tl.full((M,), float("-inf"), tl.float32)
     mass = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, PAD), tl.float32)
-    for at in tl.range(start, stop, N):
-        place = at + n
-        seen = place < stop
-        if not WHOLE:
-            low = tl.load(lo + slot64 * places + place, mask=seen, other=0)
-            high = tl.load(hi + slot64 * places + place, mask=seen, other=0)
+    if WHOLE:
+        full = start + tl.maximum(stop - start, 0) // N * N
+        for at in tl.range(start, full, N):
+            key = _load(k, key_tiles, place0, at, kv_column, stride, n, N, DIM, PAD, False, DESCRIPTOR)
+            raw = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+            if SCORE:
+                tl.atomic_add(
+                    target + at + n, tl.sum(tl.where((share > 0)[:, None], raw * share[:, None], 0.0), 0),
+                    sem="relaxed",
+                )  # fmt: skip
+            value = _load(v, value_tiles, place0, at, kv_column, stride, n, N, DIM, PAD, False, DESCRIPTOR)
+            top, mass, acc = _fold(raw * (scale * LOG2E), value.to(query.dtype), top, mass, acc, PRECISION)
+        if full < stop:
+            seen = full + n < stop
+            key = _load(k, key_tiles, place0, full, kv_column, stride, seen, N, DIM, PAD, True, False)
+            raw = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+            if SCORE:
+                tl.atomic_add(
+                    target + full + n, tl.sum(tl.where((share > 0)[:, None], raw * share[:, None], 0.0), 0),
+                    mask=seen, sem="relaxed",
+                )  # fmt: skip
+            value = _load(v, value_tiles, place0, full, kv_column, stride, seen, N, DIM, PAD, True, False)
+            logit = tl.where(seen[None, :], raw * (scale * LOG2E), float("-inf"))
+            top, mass, acc = _fold(logit, value.to(query.dtype), top, mass, acc, PRECISION)
+    else:
+        for at in tl.range(start, stop, N):
+            place = at + n
+            inside = place < stop
+            low = tl.load(lo + slot.to(tl.int64) * places + place, mask=inside, other=0)
+            high = tl.load(hi + slot.to(tl.int64) * places + place, mask=inside, other=0)
             seen = low < high
-        # What nobody may see can hold anything, NaN included, so it is never loaded.
-        offset = cells + place.to(tl.int64)[:, None] * (n_kv * DIM) + d[None, :]
-        there = seen[:, None] & dims[None, :]
-        key = tl.load(k + offset, mask=there, other=0.0)
-        if SCORE != NO_SCORE:
-            raw = tl.sum(key.to(tl.float32) * center[None, :], 1)
-            spot = score + (slot64 * n_kv + head) * positions + place - base
-            mine = seen & (place >= base) & (place < scored)
-            tl.store(spot, tl.load(spot, mask=mine, other=0.0) + raw, mask=mine)
-        key = key.to(query.dtype)
-        logit = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * LOG2E)
-        if WHOLE:
-            logit = tl.where(seen[None, :], logit, float("-inf"))
-        else:
+            # A key that nobody sees may come as it is: its logits are not used.
+            key = _load(
+                k, key_tiles, place0, at, kv_column, stride, seen, N, DIM, PAD, not DESCRIPTOR, DESCRIPTOR
+            )
+            raw = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
             visible = (low[None, :] <= ranks[:, None]) & (ranks[:, None] < high[None, :])
-            logit = tl.where(visible, logit, float("-inf"))
-        high_mark = tl.maximum(top, tl.max(logit, 1))
-        level = tl.where(high_mark == float("-inf"), 0.0, high_mark)
-        weight = tl.exp2(logit - level[:, None])
-        fade = tl.exp2(top - level)
-        mass = mass * fade + tl.sum(weight, 1)
-        value = tl.load(v + offset, mask=there, other=0.0).to(query.dtype)
-        acc = tl.dot(weight.to(query.dtype), value, acc * fade[:, None], input_precision=PRECISION)
-        top = high_mark
-    target = row.to(tl.int64)[:, None] * (n_kv * GROUP * DIM) + column[:, None] + d[None, :]
+            logit = tl.where(visible, raw * (scale * LOG2E), float("-inf"))
+            value = _load(v, value_tiles, place0, at, kv_column, stride, seen, N, DIM, PAD, True, DESCRIPTOR)
+            top, mass, acc = _fold(logit, value.to(query.dtype), top, mass, acc, PRECISION)
+    cells = row.to(tl.int64)[:, None] * (n_kv * GROUP * DIM) + column[:, None] + d[None, :]
     keep = own[:, None] & dims[None, :]
     if SPLITS == 1:
         # A row that sees nothing has no mass; a NaN mass has to stay one.
         done = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
-        tl.store(out + target, done.to(out.dtype.element_ty), mask=keep)
+        tl.store(out + cells, done.to(out.dtype.element_ty), mask=keep)
     else:
         lane = split.to(tl.int64) * n_rows * n_kv * GROUP
-        tl.store(part + lane * DIM + target, acc, mask=keep)
+        tl.store(part + lane * DIM + cells, acc, mask=keep)
         cell = (lane + row.to(tl.int64) * (n_kv * GROUP) + head * GROUP + m % GROUP) * 2
         tl.store(stats + cell, top, mask=own)
         tl.store(stats + cell + 1, mass, mask=own)
@@ -126,39 +189,40 @@ def _attend(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _combine(
-    part, stats, out, table, n_rows, heads, DIM: tl.constexpr, PAD: tl.constexpr,
-    SPLITS: tl.constexpr, S: tl.constexpr,
+    part, stats, out, table, n_rows, heads, DIM: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
+    C: tl.constexpr,
 ):  # fmt: skip
-    """Join the key ranges of one row and one head, in fixed order."""
+    """Join the key ranges of ``C`` heads, of as many rows as they are of, in fixed order."""
     line = table + tl.program_id(0) * 5
-    offset, head = tl.program_id(1), tl.program_id(2)
     first, count = tl.load(line + 1), tl.load(line + 2)
-    split, d = tl.arange(0, S), tl.arange(0, PAD)
-    inside = split < SPLITS
-    if offset < count:
-        cell = (first + offset).to(tl.int64) * heads + head
-        places = split.to(tl.int64) * n_rows * heads + cell
-        top = tl.load(stats + places * 2, mask=inside, other=float("-inf"))
-        mass = tl.load(stats + places * 2 + 1, mask=inside, other=0.0)
-        acc = tl.load(
-            part + places[:, None] * DIM + d[None, :],
-            mask=inside[:, None] & (d < DIM)[None, :], other=0.0,
-        )  # fmt: skip
-        level = tl.max(top, 0)
-        level = tl.where(level == float("-inf"), 0.0, level)
-        weight = tl.exp2(top - level)
-        total = tl.sum(mass * weight, 0)
-        mixed = tl.sum(acc * weight[:, None], 0)
-        done = mixed / tl.where(total == 0.0, 1.0, total)
-        tl.store(out + cell * DIM + d, done.to(out.dtype.element_ty), mask=d < DIM)
+    c, d = tl.program_id(1) * C + tl.arange(0, C), tl.arange(0, PAD)
+    own = c < count * heads
+    cell = first.to(tl.int64) * heads + c
+    lane = tl.cast(n_rows, tl.int64) * heads
+    top = tl.full((C,), float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        top = tl.maximum(top, tl.load(stats + (split * lane + cell) * 2, mask=own, other=float("-inf")))
+    level = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.zeros((C,), tl.float32)
+    mixed = tl.zeros((C, PAD), tl.float32)
+    keep = own[:, None] & (d < DIM)[None, :]
+    for split in tl.static_range(SPLITS):
+        at = split * lane + cell
+        weight = tl.exp2(tl.load(stats + at * 2, mask=own, other=float("-inf")) - level)
+        total += weight * tl.load(stats + at * 2 + 1, mask=own, other=0.0)
+        mixed += weight[:, None] * tl.load(part + at[:, None] * DIM + d[None, :], mask=keep, other=0.0)
+    done = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out + cell[:, None] * DIM + d[None, :], done.to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
 def _mean_query(
-    q, reads, flags, mean, row_stride, n_reads, n_kv,
+    q, reads, flags, mean, counts, row_stride, n_reads, n_kv,
     GROUP: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Mean query of one slot and KV head over its scoring rows and the head's queries, divided by all heads."""
+    """Mean query of one slot and KV head over its scoring rows and the head's queries, divided by all heads; and how
+    many scoring rows there are.
+    """
     slot, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PAD)
     total = tl.zeros((PAD,), tl.float32)
@@ -175,22 +239,51 @@ def _mean_query(
             total += tl.sum(x.to(tl.float32), 0)
     total = total / (tl.maximum(found, 1.0) * (n_kv * GROUP))
     tl.store(mean + (slot * n_kv + head) * DIM + d, total, mask=d < DIM)
+    tl.store(counts + slot, found, mask=head == 0)
+
+
+@triton.jit
+def _score_keys(
+    k, mean, counts, lo, hi, ends, score, base, places, positions, width, lines,
+    T: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """The attention score of ``T`` places of one slot: the mean query of all heads against the whole key."""
+    slot = tl.program_id(0).to(tl.int64)
+    if tl.load(counts + slot) > 0:
+        place = base + tl.program_id(1) * T + tl.arange(0, T)
+        inside = place < tl.load(ends + slot)
+        cell = slot * places + place
+        low = tl.load(lo + cell, mask=inside, other=0)
+        high = tl.load(hi + cell, mask=inside, other=0)
+        seen = low < high
+        total = tl.zeros((T,), tl.float32)
+        for begin in tl.range(0, width, C):
+            c = begin + tl.arange(0, C)
+            center = tl.load(mean + slot * width + c, mask=c < width, other=0.0)
+            key = tl.load(
+                k + cell[:, None] * width + c[None, :], mask=seen[:, None] & (c < width)[None, :], other=0.0
+            )
+            total += tl.sum(key.to(tl.float32) * center[None, :], 1)
+        spot = score + slot * lines * positions + place - base
+        tl.store(spot, tl.load(spot, mask=seen, other=0.0) + total, mask=seen)
 
 
 def tiles_for(rows: int, blocks: int, group: int, dtype: torch.dtype, chip: Limits) -> Tiles:
-    """Tiles for blocks of ``rows`` rows each, ``blocks`` programs before any split."""
+    """Tiles for ``rows`` rows a slot, ``blocks`` programs before any split."""
     if dtype == torch.float32:
         return Tiles(16 if rows * group <= 16 else 32, 32, warps=8)
     m = 16
     while m < min(rows * group, 128):
         m *= 2
-    if m == 128 and chip.shared < 100 * 1024:
-        m = 64
-    n = 64 if m >= 64 else 128
     splits = 1
-    while splits < 8 and blocks * splits * 2 <= chip.processors * 2:
+    while splits < 4 and blocks * splits * 2 <= chip.processors:
         splits *= 2
-    return Tiles(m, n, splits, 8 if m == 128 else 4, 3 if chip.shared > 128 * 1024 else 2)
+    if chip.shared >= H200.shared:
+        many = rows * group > 256
+        return replace((HOPPER if splits == 1 else HOPPER_ALONE)[64 if many else m], splits=splits)
+    m = min(m, 64) if chip.shared < 100 * 1024 else m
+    stages = 3 if chip.shared > 128 * 1024 else 2
+    return Tiles(m, 64 if m >= 64 else 128, splits, 8 if m == 128 else 4, stages)
 
 
 def stored_tiles(rows: int, width: int, group: int, dim: int, score: bool) -> Tiles | None:
@@ -209,34 +302,51 @@ class Score:
     """What the attention score is made from and where it goes.
 
     Attributes:
-        total: running sum over layers [S, Hkv, L] float32, which this layer is added to.
-        mean: gives mean queries [S, Hkv, D] float32.
+        total: running sum over layers [S, Hkv, L] float32, which this layer is added to; it counts summed over Hkv.
+        mean: gives mean queries [S, Hkv, D] float32 and the number of rows behind each [S] float32.
         shares: gives the share of each row in its slot's score, [N] float32, 0 for rows that do not count; None
-            where a scoring row may lie outside its slot's first block.
+            where a scoring row may lie outside its slot's canvas rows.
     """
 
     total: Tensor
-    mean: Callable[[], Tensor]
+    mean: Callable[[], tuple[Tensor, Tensor]]
     shares: Callable[[], Tensor] | None = None
 
 
-def mean_query(q: Tensor, reads: Tensor, flags: Tensor, n_kv: int) -> Tensor:
+def mean_query(q: Tensor, reads: Tensor, flags: Tensor, n_kv: int) -> tuple[Tensor, Tensor]:
     """Mean query of each slot's flagged reads, summed over the heads of each KV head, over all heads' number.
 
     Args:
         q: [N, H, D], heads contiguous; ``reads`` [S, C] int64 rows; ``flags`` [S, C] bool.
 
     Returns:
-        [S, Hkv, D] float32; its dot product with a key, summed over KV heads, is the score of one layer.
+        [S, Hkv, D] float32; its dot product with a key, summed over KV heads, is the score of one layer. And the
+        number of flagged reads [S] float32.
     """
     slots, n_reads = reads.shape
     heads, dim = q.shape[1:]
     mean = torch.empty((slots, n_kv, dim), dtype=torch.float32, device=q.device)
+    counts = torch.empty(slots, dtype=torch.float32, device=q.device)
     _mean_query[(slots, n_kv)](
-        q, reads.contiguous(), flags.contiguous().view(torch.int8), mean, q.stride(0), n_reads, n_kv,
+        q, reads.contiguous(), flags.contiguous().view(torch.int8), mean, counts, q.stride(0), n_reads, n_kv,
         GROUP=heads // n_kv, DIM=dim, PAD=_pad(dim), C=READS,
     )  # fmt: skip
-    return mean
+    return mean, counts
+
+
+def score_keys(keys: Tensor, score: Score, interval: tuple[Tensor, Tensor], ends: Tensor, base: int) -> None:
+    """Add one layer to the attention score, in one order whatever else is in the pass.
+
+    Args:
+        keys: [S, P, Hkv, D] contiguous; ``interval``, ``ends`` and ``base`` as in ``attend_rows``.
+    """
+    slots, places, n_kv, dim = keys.shape
+    mean, counts = score.mean()
+    lines, positions = score.total.shape[1:]
+    _score_keys[(slots, triton.cdiv(positions, SCORED))](
+        keys, mean, counts, *interval, ends, score.total, base, places, positions, n_kv * dim, lines,
+        T=SCORED, C=256, num_warps=4, num_stages=3,
+    )  # fmt: skip
 
 
 def attend_rows(
@@ -253,11 +363,46 @@ def attend_rows(
     """Attention of all rows of a pass; see :func:`flash_dllm.kernels.row_attention.attend_rows`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rank, ends = rank.contiguous(), ends.contiguous()
-    for whole in (True, False):
-        some = tuple(g for g in groups if g.whole == whole and g.size)
-        if some:
-            _launch(out, q, kv, some, rank, interval, ends, base, score if whole else None, tiles)
+    whole = tuple(g for g in groups if g.whole and g.size)
+    others = tuple(g for g in groups if not g.whole and g.size)
+    if whole:
+        chosen = tiles or _choose(q, kv[0], whole, score is not None)
+        inside = (
+            score if score is not None and _scores_inside(whole, others, q, kv[0], score, chosen) else None
+        )
+        _launch(out, q, kv, whole, rank, interval, ends, base, inside, chosen)
+        score = None if inside else score
+    if others:
+        _launch(
+            out, q, kv, others, rank, interval, ends, base, None, tiles or _choose(q, kv[0], others, False)
+        )
+    if score is not None:
+        score_keys(kv[0], score, interval, ends, base)
     return out
+
+
+def _choose(q: Tensor, keys: Tensor, groups: tuple[Group, ...], score: bool) -> Tiles:
+    """Tiles for the blocks of ``groups``: stored ones, or those of the table."""
+    (_, heads, dim), n_kv = q.shape, keys.shape[2]
+    group, widest = heads // n_kv, max(g.width for g in groups)
+    stored = stored_tiles(sum(g.size for g in groups), widest, group, dim, score)
+    lanes = sum(len(g.slots) * -(-g.width * group // 128) for g in groups)
+    return stored or tiles_for(widest, lanes * n_kv, group, q.dtype, limits(q.device))
+
+
+def _scores_inside(
+    whole: tuple[Group, ...], others: tuple[Group, ...], q: Tensor, keys: Tensor, score: Score, tiles: Tiles
+) -> bool:
+    """Whether attention can make the score too: each slot's canvas rows are one block, which has all scoring rows."""
+    group = q.shape[1] // keys.shape[2]
+    if score.shares is None or any(g.width > _lines(tiles, group) // group for g in whole):
+        return False
+    return {s for g in others for s in g.slots} <= {s for g in whole for s in g.slots}
+
+
+def _lines(tiles: Tiles, group: int) -> int:
+    """Lines of a block; each of its rows takes ``group`` of them."""
+    return max(tiles.m, int(triton.next_power_of_2(group)), 16)
 
 
 def _launch(
@@ -270,41 +415,47 @@ def _launch(
     ends: Tensor,
     base: int,
     score: Score | None,
-    tiles: Tiles | None,
+    tiles: Tiles,
 ) -> None:
     keys, values = kv
     (n, heads, dim), (_, places, n_kv, _) = q.shape, keys.shape
-    group, whole = heads // n_kv, groups[0].whole
-    if tiles is None:
-        widest = max(g.width for g in groups)
-        chip = limits(q.device)
-        lanes = sum(len(g.slots) * -(-g.width * group // 128) for g in groups)
-        rows = sum(g.size for g in groups)
-        stored = stored_tiles(rows, widest, group, dim, score is not None)
-        tiles = stored or tiles_for(widest, lanes * n_kv, group, q.dtype, chip)
-    m = max(tiles.m, triton.next_power_of_2(group), 16)
+    group = heads // n_kv
+    m = _lines(tiles, group)
     table = TABLES.get(groups, m // group, q.device)
     part = stats = out
     if tiles.splits > 1:
         part = torch.empty((tiles.splits, n, heads, dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((tiles.splits, n, heads, 2), dtype=torch.float32, device=q.device)
-    source, total, kind = out, out, NO_SCORE
+    shares, total = out, out
     if score is not None:
-        alone = score.shares is not None and all(g.width <= m // group for g in groups)
-        kind, total = OWN_ROWS if alone else MEAN_GIVEN, score.total
-        source = score.shares() if alone and score.shares is not None else score.mean()
-    _attend[(table.shape[0], n_kv, tiles.splits)](
-        q, keys, values, out, part, stats, table, rank, *interval, ends, source, total,
+        assert score.shares is not None
+        shares, total = score.shares(), score.total
+    sources = _descriptors(q, keys, values, tiles)
+    _attend[(n_kv, table.shape[0], tiles.splits)](
+        q, keys, values, *(sources or kv), out, part, stats, table, rank, *interval, ends, shares, total,
         dim**-0.5, base, q.stride(0), places, total.shape[-1], n, n_kv,
         GROUP=group, DIM=dim, PAD=_pad(dim), M=m, N=tiles.n, SPLITS=tiles.splits,
-        WHOLE=whole, SCORE=kind.value, PRECISION=precision(q.dtype),
+        WHOLE=groups[0].whole, SCORE=score is not None, DESCRIPTOR=sources is not None, PRECISION=precision(q.dtype),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if tiles.splits > 1:
-        _combine[(table.shape[0], m // group, heads)](
-            part, stats, out, table, n, heads, DIM=dim, PAD=_pad(dim), SPLITS=tiles.splits,
-            S=triton.next_power_of_2(tiles.splits),
+        _combine[(table.shape[0], triton.cdiv(m // group * heads, JOINED))](
+            part, stats, out, table, n, heads, DIM=dim, PAD=_pad(dim), SPLITS=tiles.splits, C=JOINED,
         )  # fmt: skip
+
+
+def _descriptors(q: Tensor, keys: Tensor, values: Tensor, tiles: Tiles) -> tuple[Any, Any] | None:
+    """Keys and values as TMA takes them, [S x P, Hkv x D] in tiles of one head; None where they come by pointer."""
+    dim = keys.shape[-1]
+    fits = keys.dtype == q.dtype and _pad(dim) == dim and keys.is_contiguous() and values.is_contiguous()
+    aligned = all(t.data_ptr() % 16 == 0 for t in (keys, values)) and dim * keys.element_size() % 16 == 0
+    if not (tiles.descriptor and fits and aligned and has_descriptors()):
+        return None
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    flat = (t.view(-1, keys.shape[2] * dim) for t in (keys, values))
+    first, second = (TensorDescriptor.from_tensor(t, [tiles.n, dim]) for t in flat)
+    return first, second
 
 
 def _pad(dim: int) -> int:
