@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from flash_dllm.bench.plans import METHODS as METHODS_PLAN
 from flash_dllm.core.state import Canvas
 from flash_dllm.core.step import StepRecord, Vocabulary
 from flash_dllm.engine.engine import Engine
@@ -16,7 +17,7 @@ from flash_dllm.engine.request import Finished, Request
 from flash_dllm.engine.runner import BUCKETS, Runner, bucket
 from flash_dllm.kernels.choice import kernels_of
 from flash_dllm.llm import LLM
-from flash_dllm.methods import build_method
+from flash_dllm.methods import MethodError, build_method
 from flash_dllm.models import ModelError
 from flash_dllm.models.config import SHAPES
 from flash_dllm.models.layers import Model, random_model
@@ -103,18 +104,26 @@ def test_recorded_and_late_steps_change_nothing(family: str, method: tuple[str, 
         assert set(one.runner.tapes) and all(key.slots in (1, 2, 3) for key in one.runner.tapes)
 
 
-def test_late_reading_works_for_methods_that_are_not_recorded() -> None:
-    model = models("llada")
-    for cache, decoding in (("none", "threshold"), ("dual", "threshold"), ("dllm-cache", "greedy")):
-        built = [
-            Engine(
-                model, build_method(cache, decoding, family="llada"), Vocabulary(model.config.vocab_size, 511),
-                slots=3, positions=48, late=late,
-            )
-            for late in (False, True)
-        ]  # fmt: skip
-        plain, late = (facts(run(one, model)) for one in built)
-        assert plain == late and len(plain) == 7
+@pytest.mark.parametrize("family", ["llada", pytest.param("dream", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", sorted({case.method for case in METHODS_PLAN.cases} - {"none+guided"}))
+def test_late_reading_changes_nothing(name: str, family: str) -> None:
+    """Whatever the method: at the end of a batch it runs a step in which every slot is done already."""
+    model = models(family)
+    mask = model.config.mask_id
+    assert mask is not None
+    cache, decoding = name.split("+")
+    try:
+        built = [build_method(cache, decoding, family=family) for _ in range(2)]
+    except MethodError as error:
+        pytest.skip(str(error))
+    plain, late = (
+        facts(run(
+            Engine(model, method, Vocabulary(model.config.vocab_size, mask), slots=3, positions=48, late=late),
+            model,
+        ))
+        for method, late in zip(built, (False, True), strict=True)
+    )  # fmt: skip
+    assert plain == late and len(plain) == 7
 
 
 def test_steps_of_other_modes_are_recorded_apart() -> None:

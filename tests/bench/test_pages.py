@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from flash_dllm.bench import performance, results
-from flash_dllm.bench.markdown import table
+from flash_dllm.bench.markdown import span, table
 from flash_dllm.bench.pictures import MOST_BYTES, draw
 from flash_dllm.bench.results_common import sources
+from flash_dllm.bench.stats import paired
 from tests.commands import Run
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,98 @@ def test_every_number_of_the_ablations_stands_in_its_file() -> None:
         for plan in source.data["plans"]:
             for row in plan["rows"]:
                 assert f"{row['label']} | {row['n']} | {row['accuracy']:g} |" in text
+
+
+def test_every_number_of_the_decoders_and_methods_stands_in_its_file() -> None:
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    for source in sources(FILES, "decoders"):
+        first, *others = source.data["runs"]
+        for row in others:
+            right, base = (sum(int(v) for v in r["verdicts"]) for r in (row, first))
+            points = f"{round(100 * (right - base) / row['n'], 1):+g}"
+            low, high = row["interval"]
+            cells = f"| {row['n']} | {row['accuracy']:g} | {low:g}-{high:g} | {points} |"
+            assert any(
+                line.startswith(f"| {row['method']} |") and cells in line
+                and line.endswith(f"| {row['answer_tokens'] / row['nfe']:.2f} | {row['rows_per_token']:g} |")
+                for line in text.split("\n")
+            ), row  # fmt: skip
+    for source in sources(FILES, "methods"):
+        for row in source.data["plans"][0]["rows"]:
+            assert f"| {row['label']} | {row['n']} | {row['accuracy']:g} |" in text
+        assert not source.data["missing"] or source.data["note"] in text
+
+
+def test_the_tables_of_verify_are_runs_of_the_file() -> None:
+    text = (DOCS / "verify.md").read_text(encoding="utf-8")
+    part = text.split("## Measured so far")[1].split("On the CPU")[0]
+    (data,) = (s.data for s in sources(FILES, "decoders") if s.data["model"] == "flash-dllm/tiny-llada")
+    verdicts = [[v == "1" for v in run["verdicts"]] for run in data["runs"]]
+    known = set()
+    for run, mine in zip(data["runs"], verdicts, strict=True):
+        against = paired(mine, verdicts[0])
+        low, high = (f"{x:.1f}" for x in run["interval"])
+        worst, best = (f"{x + 0.0:.1f}" for x in against["interval"])
+        difference = "" if mine is verdicts[0] else f"{against['difference']:+.1f} ({worst} to {best})"
+        known.add((
+            f"{run['accuracy']:.1f} ({low}–{high})", difference, f"{run['answer_tokens'] / run['nfe']:.2f}",
+            f"{run['rows_per_token']:.1f}",
+        ))  # fmt: skip
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in part.split("\n") if line[:1] == "|"
+    ]
+    rows = [row for row in rows if row[1][:1].isdigit()]
+    assert len(rows) > 25
+    for name, *cells in rows:
+        assert tuple(cell.replace("−", "-") for cell in cells) in known, name
+
+
+def test_every_number_of_eight_bits_and_of_the_kernels_stands_in_its_file() -> None:
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    lines = text.split("\n")
+    for source in sources(FILES, "quantization"):
+        for name, row in source.data["forms"].items():
+            found = [
+                line for line in lines if line.startswith(f"| {name} | {row['n']} | {row['accuracy']:g} |")
+            ]
+            better = f"| {row['against_plain']['better']} | {row['against_plain']['worse']} |"
+            assert any(line.endswith("|  |  |" if name == "plain" else better) for line in found), (name, row)
+    for source in sources(FILES, "agreement"):
+        for name, row in source.data["forms"].items():
+            equal = (
+                f" {row['equal_values']:g} | {row['equal_texts']:g} |" if "against" in row else "|  |  |  |"
+            )
+            start = f"| {name} | {row['n']} | {row['accuracy']:g} |"
+            assert any(line.startswith(start) and line.endswith(equal) for line in lines), (name, row)
+
+
+def test_the_kernels_agree_with_the_definitions_on_the_values() -> None:
+    found = sources(FILES, "agreement")
+    assert {source.data["model"] for source in found} == {"flash-dllm/tiny-llada", "flash-dllm/tiny-dream"}
+    for source in found:
+        forms = source.data["forms"]
+        for row in (row for row in forms.values() if "against" in row):
+            assert row["equal_values"] >= 95
+            assert abs(row["accuracy"] - forms[row["against"]]["accuracy"]) <= row["standard_error"]
+
+
+def test_gpus_come_first_and_files_name_no_folder() -> None:
+    for kind in ("ablations", "decoders", "quantization"):
+        on_gpu = [source.data["device"].startswith("cuda") for source in sources(FILES, kind)]
+        assert on_gpu == sorted(on_gpu, reverse=True) and any(on_gpu)
+    for path in FILES.glob("*.json"):
+        assert not re.search(r"/(tmp|home|root|work|var)/", path.read_text(encoding="utf-8")), path.name
+
+
+def test_a_file_says_why_units_are_missing(tmp_path: Path) -> None:
+    (source,) = sources(FILES, "methods")
+    data = {**source.data, "missing": 3, "note": "The rest is at sea."}
+    (tmp_path / "methods-x.json").write_text(json.dumps(data))
+    assert "at sea" in results.page(tmp_path, DOCS)
+    (tmp_path / "methods-x.json").write_text(json.dumps({k: v for k, v in data.items() if k != "note"}))
+    assert f"3 of {data['units'] + 3} units had not run" in results.page(tmp_path, DOCS)
+    (tmp_path / "methods-x.json").write_text(json.dumps({**data, "missing": 0}))
+    assert "at sea" not in results.page(tmp_path, DOCS)
 
 
 def test_what_is_not_measured_is_empty() -> None:
@@ -115,6 +208,42 @@ def test_measured_values_come_from_the_files(tmp_path: Path) -> None:
     assert "| flash+threshold | 32 | warm | 850 |" in shown
 
 
+def test_two_gpus_and_each_part_come_from_their_files(tmp_path: Path) -> None:
+    split = [
+        {"gpus": gpus, "form": form, "method": "flash+threshold", "batch": 32, "ms": ms, "peak_gib": gib}
+        for gpus, form, ms, gib in ((1, "plain", 104.29, 39.58), (2, "fp8", 46.8, 17.3))
+    ]
+    told = json.loads(report("split-step", split))
+    del told["ceilings"]
+    (tmp_path / "split-step-h200.json").write_text(json.dumps(told))
+    full = {
+        "method": "flash+threshold", "batch": 8, "requests": 16, "impl": "auto", "options": {}, "refill": True
+    }  # fmt: skip
+    shares = [
+        {**full, **off, "run": run, "seconds": seconds + 1 - run}
+        for off, seconds in (({}, 2.0), ({"impl": "ref"}, 5.0), ({"options": {"track": -1}}, 17.0))
+        for run in (0, 1)
+    ]
+    (tmp_path / "shares-h200.json").write_text(report("shares", shares))
+    text = performance.page(tmp_path, DOCS)
+    assert "| 1 | plain | flash+threshold | 32 | 104.3 | 39.58 |\n" in text
+    assert "| 2 | fp8 | flash+threshold | 32 | 46.8 | 17.3 |\n" in text
+    assert "16 requests over 8 slots" in text
+    lines = [line for line in text.split("\n") if line.startswith("| flash+threshold")]
+    assert lines == [
+        "| flash+threshold | 2.00 | 1.00 |",
+        "| flash+threshold without fusion | 5.00 | 2.50 |",
+        "| flash+threshold without selective refresh | 17.00 | 8.50 |",
+    ]
+    assert "copy" not in next(line for line in text.split("\n") if "split-step-h200.json" in line)
+
+
+def test_intervals_in_words() -> None:
+    assert [span(ends) for ends in ([92.4, 98.6], [-3.2, 1.4], [-0.0, 1.8], [-2.4, -0.0])] == [
+        "92.4-98.6", "-3.2 to 1.4", "0-1.8", "-2.4 to 0"
+    ]  # fmt: skip
+
+
 def test_bars_in_cells_are_escaped() -> None:
     assert table(["a"], [["x|y"]]) == "| a |\n| --- |\n| x\\|y |\n"
 
@@ -169,14 +298,14 @@ def test_gpu_check_asks_for_what_exists(run: Run, tmp_path: Path) -> None:
     """Every command line of the script is one that the program takes."""
     code, parts, asked = gpu_check(tmp_path, '#!/usr/bin/env bash\necho "$*" >>"$CALLS"\n')
     assert code == 0 and set(parts.values()) == {0}
-    assert len(asked) == 6 and asked[0].startswith("-m pytest -m gpu ")
-    files = [word for word in asked[0].split() if word.startswith("tests/")]
-    assert len(files) >= 6 and all((ROOT / file).exists() for file in files)
+    files = [line.split()[-1] for line in asked if line.startswith("-m pytest -m gpu ")]
+    benches = [line for line in asked if line.startswith("-m flash_dllm ")]
+    assert len(benches) == 5 and len(files) + 5 == len(asked)
+    assert len(files) >= 6 and all((ROOT / file).is_file() for file in files)
     marked = {str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("*.py") if "mark.gpu" in p.read_text()}
     # Conftest and this file only speak of the marker.
-    asked_for = {m for m in marked if any(m == f or m.startswith(f + "/") for f in files)}
-    assert marked - asked_for <= {"tests/conftest.py", "tests/bench/test_pages.py"}
-    for line in asked[1:]:
+    assert marked - set(files) <= {"tests/conftest.py", "tests/bench/test_pages.py"}
+    for line in benches:
         words = line.split()[2:]
         outcome = run(*words, "--device", "none-such")
         assert outcome.code == 2 and "none-such" in outcome.err, line

@@ -32,7 +32,7 @@ def attention_cases() -> Iterator[Case]:
             for slots in (1, 32) if arch == 90 else (32,):
                 tiles = attention.tiles_for(rows, slots * 32 // group, group, torch.bfloat16, chip)
                 yield attend(tiles, arch, "bf16", group, whole, score)
-        yield attend(attention.invariant_tiles(torch.bfloat16), arch, "bf16", 1, True, True)
+        yield attend(attention.invariant_tiles(torch.bfloat16, chip), arch, "bf16", 1, True, False)
         yield attend(attention.tiles_for(128, 32, 1, torch.float32, chip), arch, "fp32", 1, True, True)
 
 

@@ -48,5 +48,5 @@ def size_of(row: dict[str, Any]) -> str:
 
 def span(interval: Sequence[float]) -> str:
     """``92.4-98.6``; with a negative end ``-3.2 to 1.4``."""
-    low, high = interval
+    low, high = (end + 0.0 for end in interval)  # a rounded -0.0 becomes 0.0
     return f"{low:g} to {high:g}" if low < 0 else f"{low:g}-{high:g}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flash_dllm.bench.markdown import Source, link, read, table
+from flash_dllm.bench.results_tables import load_name
 
 BATCHES = (1, 8, 16, 32)
 PROMPT = 1000
@@ -142,12 +143,15 @@ same kind of card with the same shape, its host loop included.
 
 def page(results: Path, docs: Path) -> str:
     """The text of docs/performance.md."""
-    step, kernels, workload = (
-        read(results / f"{name}-h200.json") for name in ("step", "kernels", "workload")
+    step, kernels, workload, split, shares = (
+        read(results / f"{name}-h200.json")
+        for name in ("step", "kernels", "workload", "split-step", "shares")
     )
     parts = [HEAD, "## A step by number of slots\n", _steps(step), "## Single numbers\n"]
     parts.append(_singles({"kernels": kernels, "workload": workload}))
-    parts.append("## How it is measured\n\n" + _how([s for s in (step, kernels, workload) if s], docs))
+    parts += [*_split(split), *_shares(shares)]
+    found = [s for s in (step, kernels, workload, split, shares) if s]
+    parts.append("## How it is measured\n\n" + _how(found, docs))
     return "\n".join(parts)
 
 
@@ -195,6 +199,34 @@ def _singles(sources: dict[str, Source | None]) -> str:
     return table(["", "aim", "measured"], rows)
 
 
+SPLIT = """*plain* is bfloat16; with two GPUs each holds a part of every matrix, and the memory is that of one of them.
+Weights are random. [scaling.md](scaling.md) says how it was run and what follows from it.
+"""
+
+
+def _split(source: Source | None) -> list[str]:
+    if source is None:
+        return []
+    rows = [
+        [
+            str(r["gpus"]), r["form"], r["method"], str(r["batch"]), f"{r['ms']:.4g}", f"{r['peak_gib']:.4g}"
+        ]
+        for r in source.data["rows"]
+    ]  # fmt: skip
+    columns = ["GPUs", "weights", "method", "slots", "ms", "peak GiB"]
+    return ["## A step over GPUs, and with weights in 8 bits\n", SPLIT, table(columns, rows)]
+
+
+def _shares(source: Source | None) -> list[str]:
+    if source is None:
+        return []
+    warm = [r for r in source.data["rows"] if r["run"] == 1]
+    slots, requests = warm[0]["batch"], warm[0]["requests"]
+    told = f"{requests} requests over {slots} slots, everything on and then each part switched off alone; warm run.\n"
+    rows = [[load_name(r), f"{r['seconds']:.2f}", f"{r['seconds'] / warm[0]['seconds']:.2f}"] for r in warm]
+    return ["## What each part gives\n", told, table(["", "seconds", "times as long"], rows)]
+
+
 HOW = """\
 * `flash-dllm bench step`: every slot starts together; the first step sweeps all of them, and is timed again at the
   end, when everything is compiled. In between, after five steps of warm-up, the median of the next ones is taken,
@@ -204,9 +236,11 @@ HOW = """\
   cache is overwritten before each run; median of 30.
 * `flash-dllm bench workload`: 64 requests at once over 32 slots, prompts of 850 to 1,099 tokens, answers of 96 to 256,
   three commits a step forced, freed slots refilled; sent twice through one engine.
-* Copy bandwidth and matrix product rate are measured in the same process and stand in each file, as do device, dtype,
-  versions, command and date.
-* `benchmarks/gpu_check.sh OUT` runs the GPU tests and all of these in one call of at most nine minutes.
+* `flash-dllm bench shares`: fewer and shorter requests through the engine with all of its parts, and without each.
+* `benchmarks/split_step.py`: as `bench step`, on one GPU and, under `torchrun`, on two over NCCL.
+* Device, dtype, versions, command and date stand in each file; in those of `flash-dllm bench` also copy bandwidth and
+  matrix product rate, measured in the same process.
+* `benchmarks/gpu_check.sh OUT` runs the GPU tests and the first three of these in one call of at most nine minutes.
 """
 
 
@@ -214,10 +248,13 @@ def _how(sources: list[Source], docs: Path) -> str:
     lines = [HOW]
     for source in sources:
         d = source.data
-        top, versions = d["ceilings"], d["versions"]
+        top, versions = d.get("ceilings"), d["versions"]
+        rates = (
+            f"copy {top['copy_tb_s']} TB/s, matrix product {top['matmul_tflop_s']} TFLOP/s; " if top else ""
+        )
         lines.append(
             f"* {link(source, docs)}: {d['date']}, {d['device_name']}, {d['dtype']}, torch {versions['torch']}; "
-            f"copy {top['copy_tb_s']} TB/s, matrix product {top['matmul_tflop_s']} TFLOP/s; `{d['command']}`"
+            f"{rates}`{d['command']}`"
         )
     if not sources:
         lines.append("No file of a GPU run is committed yet, so every measured value above is empty.\n")

@@ -10,6 +10,8 @@ from flash_dllm.bench.results_common import sources, where
 from flash_dllm.bench.results_tables import settings
 
 MOST_BYTES = 100_000
+MOST_SETTINGS = 30
+"""With more runs than so in one picture, colours tell only the methods apart."""
 
 
 def draw(results: Path, docs: Path) -> list[Path]:
@@ -56,10 +58,12 @@ def _plan(plan: dict[str, Any], path: Path) -> Path:
 
 def _points(data: dict[str, Any]) -> list[dict[str, Any]]:
     if "runs" in data:
-        return [
-            {**r, "label": f"{r['method']} {settings(r)}", "tpf": r["tokens_per_forward"]}
+        many = len(data["runs"]) > MOST_SETTINGS
+        runs = [
+            {**r, "setting": f"{r['method']} {settings(r)}", "tpf": r["tokens_per_forward"]}
             for r in data["runs"]
         ]
+        return [{**r, "label": r["method"] if many else r["setting"]} for r in runs]
     rows = [row for plan in data["plans"] for row in plan["rows"]]
     return [{**row, "tpf": row["tokens_per_forward"]["value"]} for row in rows]
 

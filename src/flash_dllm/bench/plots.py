@@ -46,22 +46,28 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def accuracy_against_tpf(rows: Sequence[Row], title: str, path: Path) -> Path:
-    """One point a setting: ``label``, ``accuracy``, ``interval`` (percent) and ``tpf``."""
-    figure, axes = _figure(title, "answer tokens a forward pass", "right answers, %")
-    for index, row in enumerate(rows):
+    """One point a setting: ``label``, ``accuracy``, ``interval`` (percent) and ``tpf``; equal labels look alike.
+
+    Settings that are right less than half as often as the best would squeeze all others: they are named below the
+    picture instead, by ``setting`` where they have one.
+    """
+    best = max((row["accuracy"] for row in rows), default=0)
+    near = [row for row in rows if row["accuracy"] >= best / 2]
+    far = [f"{r.get('setting', r['label'])}, {r['accuracy']:g} %" for r in rows if r["accuracy"] < best / 2]
+    below = f"\n(not drawn: {'; '.join(far)})" if far else ""
+    labels = list(dict.fromkeys(row["label"] for row in near))
+    height = max(3.8, 0.5 + 0.16 * len(labels))
+    figure, axes = _figure(title, "answer tokens a forward pass" + below, "right answers, %", height=height)
+    named = set()
+    for row in near:
+        index = labels.index(row["label"])
         low, high = row["interval"]
         error = [[max(0.0, row["accuracy"] - low)], [max(0.0, high - row["accuracy"])]]
-        colour = COLOURS[index % len(COLOURS)]
-        marker = "osD^v<>"[index // len(COLOURS) % 7]
         axes.errorbar(
-            [row["tpf"]],
-            [row["accuracy"]],
-            yerr=error,
-            fmt=marker,
-            color=colour,
-            capsize=2,
-            label=row["label"],
-        )
+            [row["tpf"]], [row["accuracy"]], yerr=error, fmt="osD^v<>"[index // len(COLOURS) % 7],
+            color=COLOURS[index % len(COLOURS)], capsize=2, label=None if row["label"] in named else row["label"],
+        )  # fmt: skip
+        named.add(row["label"])
     axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _save(figure, path)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from flash_dllm.bench import results_tables as tables
 from flash_dllm.bench.markdown import link, table
-from flash_dllm.bench.results_common import picture, plan_table, sources, where
+from flash_dllm.bench.results_common import missing, on_gpu, picture, plan_table, sources, where
 
 Row = dict[str, Any]
 
@@ -39,8 +39,8 @@ Speed at the 8B shape has a page of its own: [performance.md](performance.md).
 
 
 KINDS = (
-    "ablations", "staleness", "decoders", "card", "methods", "step", "kernels", "workload", "shares", "throughput",
-    "serve", "training",
+    "ablations", "staleness", "decoders", "card", "methods", "quantization", "agreement", "step", "kernels",
+    "workload", "shares", "throughput", "serve", "training",
 )  # fmt: skip
 """Result files by what their names begin with."""
 SETS = """Each line is {sets} disjoint sets of {problems_a_set} problems of the test split ({total} together), none of
@@ -71,6 +71,8 @@ def page(results: Path, docs: Path) -> str:
         tables.decoders,
         tables.cards,
         tables.methods,
+        tables.quantization,
+        tables.agreement,
         tables.speed,
         _files,
     ):
@@ -82,14 +84,13 @@ def _ablations(results: Path, docs: Path) -> Iterator[str]:
     former = ""
     for source in sources(results, "ablations"):
         data = source.data
-        title = f"## Ablations, {data['model'].split('/')[-1]} on {'a GPU' if _gpu(data) else 'the CPU'}\n"
+        title = f"## Ablations, {data['model'].split('/')[-1]} on {'a GPU' if on_gpu(data) else 'the CPU'}\n"
         if title != former:
             yield title
         former = title
         total = data["sets"] * data["problems_a_set"]
         yield f"{link(source, docs)}: {where(data)}. " + SETS.format(total=total, **data)
-        if data["missing"]:
-            yield f"{data['missing']} of {data['missing'] + data['units']} units had not run when this was written.\n"
+        yield from missing(data)
         for plan in data["plans"]:
             if plan["rows"]:
                 yield f"### {plan['question']}\n"
@@ -165,10 +166,6 @@ def _tracking(data: Row) -> Iterator[str]:
             ])  # fmt: skip
     yield table(columns, rows)
     yield CORRELATION
-
-
-def _gpu(data: Row) -> bool:
-    return str(data["device"]).startswith("cuda")
 
 
 def _files(results: Path, docs: Path) -> Iterator[str]:

@@ -11,9 +11,14 @@ Row = dict[str, Any]
 
 
 def sources(results: Path, kind: str) -> list[Source]:
-    """Files whose name begins with ``kind-``, by name."""
+    """Files whose name begins with ``kind-``, those measured on a GPU first, then by name."""
     found = [read(path) for path in sorted(results.glob(f"{kind}-*.json"))]
-    return [source for source in found if source is not None]
+    return sorted((source for source in found if source is not None), key=lambda s: not on_gpu(s.data))
+
+
+def on_gpu(data: Row) -> bool:
+    """Whether a file was measured on a GPU."""
+    return str(data.get("device", "")).startswith("cuda")
 
 
 def where(data: Row) -> str:
@@ -21,6 +26,17 @@ def where(data: Row) -> str:
     slots = f", {data['slots']} slots" if "slots" in data else ""
     model = data.get("model") or data.get("shape")
     return f"{model}, {data['dtype']} on {data['device_name']}{slots}, {data['date']}"
+
+
+def missing(data: Row) -> list[str]:
+    """A sentence on the units that a file lacks, if it lacks some: why, if it says so."""
+    lacks = data["missing"]
+    if not lacks:
+        return []
+    return [
+        data.get("note") or f"{lacks} of {lacks + data['units']} units had not run when this was written.",
+        "",
+    ]
 
 
 def picture(docs: Path, name: str, words: str) -> list[str]:

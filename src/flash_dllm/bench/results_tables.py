@@ -7,9 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from flash_dllm.bench.markdown import link, size_of, span, table
-from flash_dllm.bench.results_common import picture, plan_table, sources, where
+from flash_dllm.bench.results_common import missing, picture, plan_table, sources, where
+from flash_dllm.bench.stats import paired
 
 Row = dict[str, Any]
+
+METHODS = """Methods that have blocks run in blocks of 32; `flash`, `elastic`, `verify` and `branch` have a window
+instead and `guided` the whole canvas. A line differs from the first in that too, where its schedule is another, and
+stories come out better through a window ([methods.md](methods.md)).
+"""
+AGREEMENT = """Do the kernels answer as the definitions (*ref*, plain PyTorch) do? The same word problems through each.
+An *equal value* is the same number behind `####`, which is what is checked, right or wrong; an *equal text* is the same
+answer to the letter. The bound to meet is 95 % equal values against the definitions in the same dtype.
+"""
 
 
 def decoders(results: Path, docs: Path) -> Iterator[str]:
@@ -21,17 +31,38 @@ def decoders(results: Path, docs: Path) -> Iterator[str]:
         data = source.data
         told = f"{_sentence(data['what'])} {_sentence(data['note'])}"
         yield f"{link(source, docs)}: {where(data)}. {told} Not synthetic.\n"
+        columns = [
+            "method",
+            "options",
+            "n",
+            "right %",
+            "95 %",
+            "difference",
+            "95 %",
+            "tokens a pass",
+            "rows a token",
+        ]
+        first = data["runs"][0]
         yield table(
-            ["method", "options", "n", "right %", "95 %", "tokens a pass", "rows a token"],
+            columns,
             [
                 [
                     r["method"], settings(r), str(r["n"]), f"{r['accuracy']:g}", span(r["interval"]),
-                    f"{r['tokens_per_forward']:.2f}", f"{r['rows_per_token']:g}",
+                    *(("", "") if r is first else _difference(paired(_right(r), _right(first)))),
+                    f"{r['answer_tokens'] / r['nfe']:.2f}", f"{r['rows_per_token']:g}",
                 ]
                 for r in data["runs"]
             ],
         )  # fmt: skip
         yield from picture(docs, f"{source.path.stem}.svg", "accuracy against tokens a pass")
+
+
+def _right(row: Row) -> list[bool]:
+    return [verdict == "1" for verdict in row["verdicts"]]
+
+
+def _difference(found: Row) -> tuple[str, str]:
+    return f"{found['difference']:+g}", span(found["interval"])
 
 
 def settings(row: Row) -> str:
@@ -53,9 +84,9 @@ def cards(results: Path, docs: Path) -> Iterator[str]:
     yield "## The bundled models on their own tasks\n"
     for source in found:
         data = source.data
-        device = data.get("device_name", data["device"])
-        told = f"{data['model']}, {data['dtype']} on {device}, {data['date']}"
-        yield f"{link(source, docs)}: {told}. Not synthetic.\n"
+        note = f" {data['note']}" if "note" in data else ""
+        told = f"{data['model']}, {data['dtype']} on {data['device_name']}, {data['date']}"
+        yield f"{link(source, docs)}: {told}.{note} Not synthetic.\n"
         rows = []
         for run in data["runs"]:
             gsm = (run.get("families") or {}).get("gsm")
@@ -70,10 +101,58 @@ def methods(results: Path, docs: Path) -> Iterator[str]:
     for source in sources(results, "methods"):
         data = source.data
         yield f"## Every method on the same problems, {data['model'].split('/')[-1]}\n"
-        yield f"{link(source, docs)}: {where(data)}. Not synthetic.\n"
+        total = data["sets"] * data["problems_a_set"]
+        yield f"{link(source, docs)}: {where(data)}; {total} problems of all families. Not synthetic. {METHODS}"
+        yield from missing(data)
         for plan in data["plans"]:
             yield plan_table(plan)
         yield from picture(docs, f"{source.path.stem}.svg", "accuracy against tokens a pass")
+
+
+def quantization(results: Path, docs: Path) -> Iterator[str]:
+    found = sources(results, "quantization")
+    if not found:
+        return
+    yield "## Weights, or keys and values, in 8 bits\n"
+    for source in found:
+        data = source.data
+        told = f"{data['method']}; problems of all families. {data['note']}"
+        yield f"{link(source, docs)}: {where(data)}, {told} Not synthetic.\n"
+        yield table(
+            ["form", "n", "right %", "95 %", "difference", "95 %", "better", "worse"],
+            [
+                [name, str(r["n"]), f"{r['accuracy']:g}", span(r["interval"]), *_against_plain(name, r)]
+                for name, r in data["forms"].items()
+            ],
+        )
+
+
+def _against_plain(name: str, row: Row) -> list[str]:
+    against = row["against_plain"]
+    if name == "plain":
+        return ["", "", "", ""]
+    return [*_difference(against), str(against["better"]), str(against["worse"])]
+
+
+def agreement(results: Path, docs: Path) -> Iterator[str]:
+    found = sources(results, "agreement")
+    if not found:
+        return
+    yield "## The kernels against the definitions\n"
+    yield AGREEMENT
+    for source in found:
+        data = source.data
+        yield f"{link(source, docs)}: {where(data)}, {data['method']}. Not synthetic.\n"
+        yield table(
+            ["kernels", "n", "right %", "95 %", "against", "equal values %", "equal texts %"],
+            [
+                [
+                    name, str(r["n"]), f"{r['accuracy']:g}", span(r["interval"]), r.get("against", ""),
+                    *(f"{r[key]:g}" if key in r else "" for key in ("equal_values", "equal_texts")),
+                ]
+                for name, r in data["forms"].items()
+            ],
+        )  # fmt: skip
 
 
 def speed(results: Path, docs: Path) -> Iterator[str]:

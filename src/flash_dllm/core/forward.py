@@ -133,5 +133,7 @@ def _layers(ctx: Context, plan: Plan, score_from: int | None) -> tuple[Tensor, T
         delta = feed_forward(ctx, layer, h)
     assert delta is not None
     hidden, _ = normed(ctx, x, ctx.model.norm, delta)
-    hidden = F.pad(hidden.unflatten(0, (leading, width)), (0, 0, 0, 0, 0, slots - leading))
+    hidden = hidden.unflatten(0, (leading, width))
+    if leading < slots:
+        hidden = F.pad(hidden, (0, 0, 0, 0, 0, slots - leading))
     return hidden, score.total if score else None

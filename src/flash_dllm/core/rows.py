@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flash_dllm.kernels.row_attention import Group
 
-from .select import leftmost
+from .select import leftmost, most
 from .state import State
 from .types import TRASH, Candidates, Lanes, Rows
 from .visibility import full_like
@@ -115,8 +115,7 @@ def run_rows(
 
 def fed_rows(state: State, base: int, lanes: Lanes, flags: Tensor) -> Rows:
     """Rows at the flagged positions [S, L] of the slots in ``lanes.run``; reads their largest number back."""
-    widest = int(flags.sum(1)[lanes.run].max())
-    return run_rows(state, base, lanes, *leftmost(flags, widest))
+    return run_rows(state, base, lanes, *leftmost(flags, most(flags[lanes.run])))
 
 
 def row_map(state: State, rows: Rows) -> Tensor:

@@ -357,6 +357,8 @@ class Decoder:
         out = head_confidence(
             hidden[:leading].flatten(0, 1), self.ctx.model.head, part, impl=self.ctx.kernels.head_confidence
         )
+        if leading == slots:
+            return out
         rest = (0, slots * width - kept)
         wanted = None if out.prob_wanted is None else F.pad(out.prob_wanted, rest)
         return HeadOut(F.pad(out.token, rest), F.pad(out.prob, rest), F.pad(out.measure, rest), wanted)

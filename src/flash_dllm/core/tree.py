@@ -10,7 +10,7 @@ from torch import Tensor
 from .forward import Context
 from .method import Search
 from .rows import rectangle
-from .select import leftmost
+from .select import leftmost, most
 from .state import State
 from .types import TRASH, Lanes, Rows
 
@@ -50,7 +50,7 @@ class Tree:
             exists: [S, K] bool, the branches.
             fed: [S, L] bool, the positions that are copied; reads their largest number back.
         """
-        count, width = filled.shape[1], int(fed.sum(1).max())
+        count, width = filled.shape[1], most(fed)
         ctx.kv.reserve(count * width)
         pos, there = leftmost(fed, width)
         spare = torch.where(filled, search.pos[:, None], state.positions)
@@ -60,7 +60,7 @@ class Tree:
         index = torch.arange(count * width, device=state.device)
         return cls(
             state, ctx.kv.base, fed, wide.flatten(1), canvas.gather(2, wide).flatten(1),
-            (1 + index).expand(state.slots, -1), 1 + index // max(width, 1),
+            (1 + index).expand(state.slots, -1), 1 + index // width,
             (there[:, None] & exists[..., None]).flatten(1), exists & search.valid[:, :1],
         )  # fmt: skip
 

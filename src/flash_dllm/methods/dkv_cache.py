@@ -32,7 +32,7 @@ from torch import Tensor
 from flash_dllm.core.cache import KVCache
 from flash_dllm.core.noise import Noise
 from flash_dllm.core.rows import fed_rows
-from flash_dllm.core.select import highest, rank_of
+from flash_dllm.core.select import highest, most, rank_of
 from flash_dllm.core.state import State
 from flash_dllm.core.types import Candidates, Lanes, Rows
 
@@ -147,8 +147,9 @@ class GreedyCache(BlockCache):
     def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
         now = _mark(torch.zeros_like(self._turn, dtype=torch.bool), cand.pos, cand.valid)[:, :-1]
         flags = now | (state.committed_at == state.step[:, None] - 1)
-        pos, valid = highest(self._turn[:, :-1], now, int(cand.valid.sum(1).max()))
-        for centre, real in zip(torch.split(pos, 1, 1), torch.split(valid, 1, 1), strict=True):
+        pos, valid = highest(self._turn[:, :-1], now, most(cand.valid))
+        for index in range(pos.shape[1]):
+            centre, real = pos[:, index : index + 1], valid[:, index : index + 1]
             # Nearest masks first, the left one of two that are equally far.
             away = -(2 * (state.order - centre).abs() + (state.order > centre)).float()
             near = highest(away, state.masked & ~flags & real, self.window)

@@ -33,7 +33,7 @@ from torch import Tensor
 from flash_dllm.core.forward import Context
 from flash_dllm.core.growing import Growing, LayerStore
 from flash_dllm.core.method import CachePolicy, PassOut
-from flash_dllm.core.select import highest, leftmost
+from flash_dllm.core.select import highest, leftmost, most
 from flash_dllm.core.state import State
 from flash_dllm.core.types import Candidates, Lanes, Plan
 
@@ -142,7 +142,8 @@ class Drift(Growing):
         slots, rows = pos.shape
         keys = keys[:, self.ctx.kv.base :].float()
         lane = torch.arange(slots, device=pos.device)[:, None]
-        picked = queries[lane, pos].float().view(slots, rows, keys.shape[2], -1, keys.shape[3])
+        group = queries.shape[-2] // keys.shape[2]
+        picked = queries[lane, pos].float().view(slots, rows, keys.shape[2], group, keys.shape[3])
         logits = torch.einsum("srgad,stgd->sgart", picked, keys).flatten(1, 2) / keys.shape[3] ** 0.5
         weights: Tensor = logits.masked_fill(~self.inside[:, None, None], float("-inf")).softmax(-1)
         return weights
@@ -166,4 +167,4 @@ class Drift(Growing):
 
 def _places(flags: Tensor) -> tuple[Tensor, Tensor]:
     """Flagged positions, ``(pos, valid)`` [S, most in a slot]."""
-    return leftmost(flags, int(flags.sum(1).max()))
+    return leftmost(flags, most(flags))

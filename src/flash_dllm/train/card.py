@@ -39,7 +39,7 @@ def card(name: str, results: Path, folder: Path) -> str:
         "Right answers in percent, with 95 % Wilson intervals.",
     ]
     if measured is not None:
-        sections += [*_engine(measured), *_beside(measured, trained), "### Goals", _goals(measured)]
+        sections += [*_engine(measured), *_not_run(measured, trained), "### Goals", _goals(measured)]
     sections += [*_own_evaluation(trained), "## Examples", *map(_example, trained["examples"])]
     limits = (*LIMITS[name], *_unseen(measured, trained), *ALL_LIMITS)
     sections += ["## Limits", "\n".join(f"* {text}" for text in limits)]
@@ -101,10 +101,10 @@ def _engine(measured: dict[str, Any]) -> Iterator[str]:
     """The runs through the engine: new questions, then new templates."""
     note = f"{measured['note']} " if measured.get("note") else ""
     yield (
-        f"Through the engine on new questions: {measured['date']}, "
-        f"{measured.get('device_name', measured['device'])}, {measured['dtype']}, blocks of 32, answers of "
-        f"{measured['length']} positions, no cache (`{measured['command']}`). {note}Tokens a forward count the "
-        "answer up to its first stop token, without it."
+        f"Through the engine on new questions: {measured['date']}, {measured['device_name']}, "
+        f"{measured['dtype']}, blocks of 32, answers of {measured['length']} positions, no cache "
+        f"(`{measured['command']}`). {note}Tokens a forward count the answer up to its first stop token, "
+        "without it."
     )
     for problems, words in QUESTIONS.items():
         tables = {label: run["families"] | {"all": run} for label, run in _runs(measured, problems).items()}
@@ -119,17 +119,8 @@ def _engine(measured: dict[str, Any]) -> Iterator[str]:
             yield _families(lower)
 
 
-def _beside(measured: dict[str, Any], trained: dict[str, Any]) -> Iterator[str]:
-    """What was measured beside the runs, where it was, and which runs are missing."""
-    cpu = measured.get("infill_on_cpu")
-    if cpu:
-        bare = cpu["without_stop_token"]
-        yield (
-            f"Gaps in texts, canvases among them, afterwards on a CPU in {cpu['dtype']} at threshold 0.9: "
-            f"{cpu['right']} of {cpu['n']} right, {cpu['tokens_per_forward']:.2f} tokens a forward "
-            f"(`{cpu['command']}`). Without the stop token that follows such a text in training: "
-            f"{bare['right']} of {bare['n']}."
-        )
+def _not_run(measured: dict[str, Any], trained: dict[str, Any]) -> Iterator[str]:
+    """Which runs are missing."""
     missing = [(QUESTIONS[problems], _label(request)) for problems, _, _, _, request in measured["not_run"]]
     if missing:
         named = "; ".join(f"{kind}, {setting}" for kind, setting in missing)

@@ -43,9 +43,10 @@ DATA = (
 
 LIMITS = {
     "tiny-llada": (
-        "In short stories it often writes a sentence fewer than was asked for, which counts as wrong.",
-        "In some word problems it goes on with a step after the answer and ends with another number.",
-        "Digits of a number that are committed in the same pass do not always fit together (588 for 58).",
+        "In short stories it often writes a sentence fewer than was asked for, which counts as wrong: decoded in "
+        "blocks, as in the tables above, and hardly ever in a window (`--option schedule=window`).",
+        "After a wrong answer to a word problem it may go on with more steps and a second answer.",
+        "Digits of a number that are committed in the same pass do not always fit together (222 for 122).",
     ),
     "tiny-dream": (
         "In short dialogue more than a quarter of its answers are wrong; why has not been looked into.",

@@ -90,8 +90,8 @@ def _point(row: dict[str, Any], context: dict[str, Any]) -> dict[str, Any] | Non
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     names = {
         "accuracy": ("accuracy",),
-        "tpf": ("tokens_per_forward", "tpf", "tokens_per_forward_of_1000"),
-        "rows_per_token": ("rows_per_token", "rows_per_token_of_1000"),
+        "tpf": ("tokens_per_forward", "tpf"),
+        "rows_per_token": ("rows_per_token",),
         "batch": ("batch",),
     }
     out: dict[str, Any] = {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
+from flash_dllm.kernels.devices import limits
 
 from . import ref
 from .groups import TABLES, Group
@@ -109,7 +110,7 @@ def attend_rows(
         from . import triton
 
         into = score.into(q, kv[0], chosen != INVARIANT) if score else None
-        tiles = triton.invariant_tiles(q.dtype) if chosen == INVARIANT else None
+        tiles = triton.invariant_tiles(q.dtype, limits(q.device)) if chosen == INVARIANT else None
         return triton.attend_rows(q, kv, groups, rank, interval, ends, base, into, tiles)
     if score is not None:
         score.add(q, kv[0])

@@ -283,7 +283,8 @@ def tiles_for(rows: int, blocks: int, group: int, dtype: torch.dtype, chip: Limi
         return replace((HOPPER if splits == 1 else HOPPER_ALONE)[64 if many else m], splits=splits)
     m = min(m, 64) if chip.shared < 100 * 1024 else m
     stages = 3 if chip.shared > 128 * 1024 else 2
-    return Tiles(m, 64 if m >= 64 else 128, splits, 8 if m == 128 else 4, stages)
+    # By pointer, 64 rows of 4 warps keep more than the registers hold.
+    return Tiles(m, 64 if m >= 64 else 128, splits, 8 if m >= 64 else 4, stages)
 
 
 def stored_tiles(rows: int, width: int, group: int, dim: int, score: bool) -> Tiles | None:
@@ -292,9 +293,11 @@ def stored_tiles(rows: int, width: int, group: int, dim: int, score: bool) -> Ti
     return None if entry is None else Tiles(**entry.tiles)
 
 
-def invariant_tiles(dtype: torch.dtype) -> Tiles:
+def invariant_tiles(dtype: torch.dtype, chip: Limits) -> Tiles:
     """Tiles that do not depend on the number of rows or slots."""
-    return Tiles(32, 32, warps=8) if dtype == torch.float32 else Tiles(64, 64)
+    if dtype == torch.float32:
+        return Tiles(32, 32, warps=8)
+    return Tiles(64, 64, warps=4 if chip.shared >= H200.shared else 8)
 
 
 @dataclass(frozen=True)
