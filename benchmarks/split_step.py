@@ -1,6 +1,6 @@
 """Step time of a model over several GPUs, or with weights or keys and values in 8 bits. Random weights: times only.
 
-    python benchmarks/split_step.py OUT.json                                  # one GPU: bf16, int8, fp8, fp8 keys
+    python benchmarks/split_step.py OUT.json                                  # one GPU: bf16, int8, fp8
     torchrun --standalone --nproc-per-node 2 benchmarks/split_step.py OUT.json   # two: bf16 and fp8
 
 Rows are added to OUT.json, so that both runs can share one file. On a CPU: --shape llada-tiny --device cpu.

@@ -189,6 +189,23 @@ def test_the_score_is_added_up_over_layers(heads: tuple[int, int], splits: int, 
             assert torch.allclose(total[slot, :end].double(), 2 * logits[slot, :end], atol=1e-4)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_rows_that_see_intervals_score_too(inside: bool) -> None:
+    """The released code pads its canvases, so that no row of it sees a whole canvas."""
+    case = build([50, 21], 0, 7, (4, 2), 16).to(torch.float32)
+    reads = torch.tensor([[3, 6, 0], [8, 13, 12]], device=DEVICE)
+    flags = torch.tensor([[1, 1, 0], [1, 1, 1]], dtype=torch.bool, device=DEVICE)
+    sums = {impl: ScoreSum(reads, flags, case.base, own_rows=inside) for impl in ("ref", "triton")}
+    for impl, total in sums.items():
+        case.run(impl, total)
+    for slot, end in enumerate((case.ends - case.base).tolist()):
+        expected, found = sums["ref"].total, sums["triton"].total
+        assert expected is not None and found is not None
+        seen = (case.lo < case.hi)[slot, case.base : case.base + end]
+        assert seen.any() and expected[slot, :end][seen].abs().min() > 0
+        assert torch.allclose(found[slot, :end][seen], expected[slot, :end][seen], atol=1e-4)
+
+
 def test_an_unknown_implementation_is_named() -> None:
     with pytest.raises(ValueError, match="'cuda'"):
         build([4], 1, 0, (1, 1), 16).run("cuda")

@@ -138,6 +138,8 @@ The aims are not limits of the hardware. *Stretch* is what the pass costs if eve
 rate and every product runs at the rate of a large matrix product, both measured on that card; attention and what cannot
 be hidden are added. In brackets: the released code of Flash-dLLM (VILA-Lab/Flash-dLLM, commit 7437a55), measured on the
 same kind of card with the same shape, its host loop included.
+
+What is missed, why, and what the next 10 % would take: [benchmarks/kernels.md](../benchmarks/kernels.md).
 """
 
 
