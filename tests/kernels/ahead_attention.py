@@ -15,6 +15,7 @@ from flash_dllm.kernels.devices import A100, ADA, H200, Limits
 from flash_dllm.kernels.linear import triton as product
 from flash_dllm.kernels.qkv_rope_write import triton as qkv
 from flash_dllm.kernels.row_attention import triton as attention
+from flash_dllm.kernels.row_attention.tiles import Tiles, invariant_tiles, tiles_for
 from tests.kernels.ahead_heads import Case, with_constants
 
 CHIPS: dict[int, Limits] = {90: H200, 80: A100, 89: ADA}
@@ -30,13 +31,13 @@ def attention_cases() -> Iterator[Case]:
             (128, 7, True, True),
         ):  # fmt: skip
             for slots in (1, 32) if arch == 90 else (32,):
-                tiles = attention.tiles_for(rows, slots * 32 // group, group, torch.bfloat16, chip)
+                tiles = tiles_for(rows, slots * 32 // group, group, torch.bfloat16, chip)
                 yield attend(tiles, arch, "bf16", group, whole, score)
-        yield attend(attention.invariant_tiles(torch.bfloat16, chip), arch, "bf16", 1, True, False)
-        yield attend(attention.tiles_for(128, 32, 1, torch.float32, chip), arch, "fp32", 1, True, True)
+        yield attend(invariant_tiles(torch.bfloat16, chip), arch, "bf16", 1, True, False)
+        yield attend(tiles_for(128, 32, 1, torch.float32, chip), arch, "fp32", 1, True, True)
 
 
-def attend(tiles: attention.Tiles, arch: int, dtype: str, group: int, whole: bool, score: bool) -> Case:
+def attend(tiles: Tiles, arch: int, dtype: str, group: int, whole: bool, score: bool) -> Case:
     tile = f"tensordesc<{dtype}[{tiles.n}, 128]>" if tiles.descriptor else f"*{dtype}"
     signature = {
         **dict.fromkeys(("q", "k", "v"), f"*{dtype}"), **dict.fromkeys(("key_tiles", "value_tiles"), tile),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flash_dllm.bench.kernels import TOLERANCE, Case, Maker, Sizes, error_of
 from flash_dllm.bench.timing import Timing
+from flash_dllm.kernels.devices import H200, limits
 from flash_dllm.kernels.head_confidence.tiles import AMPERE, HOPPER, SMALL, VARIANTS
 from flash_dllm.kernels.linear.op import FEW
 from flash_dllm.kernels.tuned import Entry, Table, use
@@ -54,14 +55,15 @@ def candidates(case: Case, maker: Maker) -> Iterator[Candidate]:
     elif case.op == "row_attention":
         group = maker.config.n_heads // maker.config.n_kv_heads
         width = rows // case.size["slots"] * group
+        # Where TMA is, keys by pointer never won.
+        hopper = limits(maker.device).shared >= H200.shared
         for m, n, splits, warps, stages in product(
             (16, 32, 64, 128), (32, 64, 128), (1, 2, 4, 8), (4, 8), (2, 3)
         ):
             fits = m <= max(16, 2 * width) and (m >= min(width, 64))
             if fits and (splits == 1 or case.size["slots"] <= 8):
-                yield Candidate(
-                    "triton", {"m": m, "n": n, "splits": splits, "warps": warps, "stages": stages}
-                )
+                tiles = {"m": m, "n": n, "splits": splits, "warps": warps, "stages": stages}
+                yield Candidate("triton", {**tiles, "descriptor": hopper})
     elif case.op == "linear":
         yield Candidate("library", {})
         for m, n, k, warps, stages in product((16, 64, 128), (32, 64), (64, 128, 256), (4, 8), (3, 4)):

@@ -14,6 +14,7 @@ from flash_dllm.kernels.devices import limits
 from . import ref
 from .groups import TABLES, Group
 from .ref import key_score, lane_keys, row_attention
+from .tiles import invariant_tiles
 
 if TYPE_CHECKING:
     from . import triton
@@ -110,7 +111,7 @@ def attend_rows(
         from . import triton
 
         into = score.into(q, kv[0], chosen != INVARIANT) if score else None
-        tiles = triton.invariant_tiles(q.dtype, limits(q.device)) if chosen == INVARIANT else None
+        tiles = invariant_tiles(q.dtype, limits(q.device)) if chosen == INVARIANT else None
         return triton.attend_rows(q, kv, groups, rank, interval, ends, base, into, tiles)
     if score is not None:
         score.add(q, kv[0])

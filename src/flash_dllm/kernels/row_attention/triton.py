@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flash_dllm.kernels import tuned
-from flash_dllm.kernels.devices import H200, Limits, has_descriptors, limits, precision
+from flash_dllm.kernels.devices import has_descriptors, limits, precision
 
 from .groups import TABLES, Group
+from .tiles import Tiles, stored_tiles, tiles_for
 
 READS = 64
 """Scoring rows added at once; one number, so that the order of the sum does not depend on how many there may be."""
@@ -23,37 +23,6 @@ SCORED = 16
 JOINED = 16
 """Heads (of one row or several) whose key ranges a program joins."""
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Sizes of a launch: rows x query heads of a KV head (``m``), keys (``n``), and over how many key ranges.
-
-    ``descriptor``: keys and values come through TMA (compute capability 9 and up).
-    """
-
-    m: int
-    n: int
-    splits: int = 1
-    warps: int = 4
-    stages: int = 2
-    descriptor: bool = False
-
-
-HOPPER = {
-    16: Tiles(16, 128, 1, 4, 2, True),
-    32: Tiles(32, 128, 1, 4, 2, True),
-    64: Tiles(64, 64, 1, 4, 3, True),
-    128: Tiles(128, 32, 1, 4, 3, True),
-}
-"""By lines of a block, on an H200 (benchmarks/kernels.md)."""
-HOPPER_ALONE = {
-    16: Tiles(16, 128, 1, 4, 3, True),
-    32: Tiles(32, 128, 1, 4, 3, True),
-    64: Tiles(64, 64, 1, 4, 4, True),
-    128: Tiles(128, 64, 1, 8, 3, True),
-}
-"""Likewise where there are so few blocks that each is cut into ranges of keys."""
 
 
 @triton.jit
@@ -266,38 +235,6 @@ def _score_keys(
             total += tl.sum(key.to(tl.float32) * center[None, :], 1)
         spot = score + slot * lines * positions + place - base
         tl.store(spot, tl.load(spot, mask=seen, other=0.0) + total, mask=seen)
-
-
-def tiles_for(rows: int, blocks: int, group: int, dtype: torch.dtype, chip: Limits) -> Tiles:
-    """Tiles for ``rows`` rows a slot, ``blocks`` programs before any split."""
-    if dtype == torch.float32:
-        return Tiles(16 if rows * group <= 16 else 32, 32, warps=8)
-    m = 16
-    while m < min(rows * group, 128):
-        m *= 2
-    splits = 1
-    while splits < 4 and blocks * splits * 2 <= chip.processors:
-        splits *= 2
-    if chip.shared >= H200.shared:
-        many = rows * group > 256
-        return replace((HOPPER if splits == 1 else HOPPER_ALONE)[64 if many else m], splits=splits)
-    m = min(m, 64) if chip.shared < 100 * 1024 else m
-    stages = 3 if chip.shared > 128 * 1024 else 2
-    # By pointer, 64 rows of 4 warps keep more than the registers hold.
-    return Tiles(m, 64 if m >= 64 else 128, splits, 8 if m >= 64 else 4, stages)
-
-
-def stored_tiles(rows: int, width: int, group: int, dim: int, score: bool) -> Tiles | None:
-    """What was measured on this device for the nearest number of rows, ``width`` of them a slot, if anything was."""
-    entry = tuned.current().find("row_attention", rows, group=group, dim=dim, width=width, score=int(score))
-    return None if entry is None else Tiles(**entry.tiles)
-
-
-def invariant_tiles(dtype: torch.dtype, chip: Limits) -> Tiles:
-    """Tiles that do not depend on the number of rows or slots."""
-    if dtype == torch.float32:
-        return Tiles(32, 32, warps=8)
-    return Tiles(64, 64, warps=4 if chip.shared >= H200.shared else 8)
 
 
 @dataclass(frozen=True)
