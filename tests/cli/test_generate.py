@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -292,7 +293,9 @@ def test_ctrl_c_keeps_what_is_finished(chat_folder: Path, tmp_path: Path) -> Non
         out,
     )
     command = [sys.executable, "-m", "flash_dllm", "generate", *map(str, options)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # What a shell starts in its background has interrupts ignored, and so would its children.
+    unignore = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=unignore)
     deadline = time.monotonic() + 120
     while not (out.exists() and out.read_text().count("\n") >= 2):
         assert process.poll() is None and time.monotonic() < deadline
