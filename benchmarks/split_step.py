@@ -3,7 +3,9 @@
     python benchmarks/split_step.py OUT.json                                  # one GPU: bf16, int8, fp8
     torchrun --standalone --nproc-per-node 2 benchmarks/split_step.py OUT.json   # two: bf16 and fp8
 
-Rows are added to OUT.json, so that both runs can share one file. On a CPU: --shape llada-tiny --device cpu.
+Rows are added to OUT.json, so that both runs can share one file. ``--requests 64`` adds, for each method and number of
+slots, the throughput of that many requests (prompts of 850-1,099 tokens, answers of 96-256). On a CPU: --shape
+llada-tiny --device cpu.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from flash_dllm.bench.facts import facts
 from flash_dllm.bench.floors import measure_ceilings
 from flash_dllm.bench.step import Place, measure_step
 from flash_dllm.bench.synthetic import Setting, weights
+from flash_dllm.bench.throughput import WORKLOAD, measure_load
 from flash_dllm.models.layers import Model
 from flash_dllm.parallel import random_part
 from flash_dllm.parallel.group import Group
@@ -30,6 +33,10 @@ from flash_dllm.quant import quantized
 
 KEPT = ("method", "batch", "prompt", "answer", "ms", "wall_ms", "host_ms", "first_pass_ms", "passes", "peak_gib",
         "weights_gib", "kv_gib", "kernels_a_step", "idle_share")  # fmt: skip
+LOAD = ("method", "batch", "requests", "prompt", "answer", "answer_tokens", "seconds", "tokens_per_second",
+        "tokens_per_forward", "steps", "passes", "ms", "latency_s", "peak_gib", "warm_up_s", "failed")  # fmt: skip
+PACE = {"threshold": (3.0, 0.0), "verify": (2.0, 2.0)}
+"""Tokens a step by confidence and by verification in the requests; as ``flash-dllm bench workload``."""
 
 
 def main() -> None:
@@ -45,6 +52,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1000)
     parser.add_argument("--answer", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--requests", type=int, default=0)
     parser.add_argument("--eager", action="store_true")
     args = parser.parse_args()
     process = Process.from_environment()
@@ -72,7 +80,16 @@ def main() -> None:
                 row = measure_step(replace(setting, method=method), model, place, ceilings)
                 if group is None or group.rank == 0:
                     kept = {"gpus": size, "form": form, "shape": args.shape, **{k: row.get(k) for k in KEPT}}
-                    save(args.out, kept, model)
+                    save(args.out, "rows", kept, model)
+                if not args.requests:
+                    continue
+                commits, accepts = PACE[method.partition("+")[2]]
+                paced = replace(setting, method=method, commits=commits, accepts=accepts)
+                load = replace(WORKLOAD, requests=args.requests)
+                row = measure_load(paced, model, batch, load, runs=1)[-1]
+                if group is None or group.rank == 0:
+                    kept = {"gpus": size, "form": form, "shape": args.shape, **{k: row.get(k) for k in LOAD}}
+                    save(args.out, "throughput", kept, model)
         del model
     if group is not None:
         team.close()
@@ -90,11 +107,11 @@ def in_8_bits(model: Model, form: str) -> Model:
     return with_sums(quantized(bare, form))
 
 
-def save(out: Path, row: dict[str, Any], model: Model) -> None:
+def save(out: Path, part: str, row: dict[str, Any], model: Model) -> None:
     report = json.loads(out.read_text()) if out.exists() else {
         **facts(model.device, model.dtype, synthetic=True), "rows": []
     }  # fmt: skip
-    report["rows"].append(row)
+    report.setdefault(part, []).append(row)
     out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(row), file=sys.stderr, flush=True)
 

@@ -307,3 +307,12 @@ def test_random_weights_stand_for_speed_alone(run: Run) -> None:
 def test_bad_input_is_named(run: Run, words: tuple[str, ...], said: str) -> None:
     done = run("reproduce", *words)
     assert done.code == 2 and said in done.err
+
+
+def test_cells_that_time_did_not_allow_are_named_and_come_later(tmp_path: Path) -> None:
+    plan = plan_of("table6", "batch 1")
+    none = Fake()
+    report = run_plan(plan, none, FACTS, tmp_path, seconds=0)
+    assert none.asked == [] and {c["reason"] for c in report["cells"]} == {"not run: no time was left for it"}
+    assert all(cell["measured"] for cell in run_plan(plan, Fake(), FACTS, tmp_path)["cells"])
+    assert all(cell["measured"] for cell in run_plan(plan, none, FACTS, tmp_path, seconds=0)["cells"])

@@ -48,7 +48,7 @@ def attend(tiles: Tiles, arch: int, dtype: str, group: int, whole: bool, score: 
     }  # fmt: skip
     constants = {
         "GROUP": group, "DIM": 128, "PAD": 128, "M": tiles.m, "N": tiles.n, "SPLITS": tiles.splits, "WHOLE": whole,
-        "SCORE": score, "DESCRIPTOR": tiles.descriptor, "PRECISION": PRECISION[dtype],
+        "SCORE": score, "DESCRIPTOR": tiles.descriptor, "PRECISION": PRECISION[dtype], "CHAINED": arch == 90,
     }  # fmt: skip
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     name = f"attend {tiles} {dtype} group={group} whole={whole} score={score}"
@@ -82,7 +82,7 @@ def projection_cases() -> Iterator[Case]:
         "packed": "*bf16", "cos": "*fp32", "sin": "*fp32", "slot": "*i64", "place": "*i64",
         **dict.fromkeys(("keys", "values", "queries"), "*bf16"), **dict.fromkeys(scalars[2:], "i32"),
     }  # fmt: skip
-    constants = {"DIM": 128, "HALF": 64, "HEADS": 16, "FP32": True}
+    constants = {"DIM": 128, "HALF": 64, "HEADS": 16, "FP32": True, "CHAINED": True}
     typed = with_constants(signature, constants)
     yield Case("scatter", 90, qkv._scatter, typed, constants, {"num_warps": 4, "num_stages": 3})
 

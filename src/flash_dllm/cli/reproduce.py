@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,10 @@ def reproduce(
     shape: Annotated[
         str | None, typer.Option(help="random weights of this shape instead: time and memory alone")
     ] = None,
+    longest: Annotated[int, typer.Option(min=1, help="with --shape: tokens of the longest answer")] = 256,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="begin no cell after so many seconds", show_default=False)
+    ] = math.inf,
     guide: Annotated[str | None, typer.Option(help="left-to-right model for FlashDLM")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; auto takes a GPU if there is one")] = "auto",
     dtype: Annotated[str, typer.Option(help="of the weights")] = "auto",
@@ -61,9 +66,9 @@ def reproduce(
     }  # fmt: skip
     engine = EngineArgs.model_validate(values)
     if shape is not None:
-        report = _synthetic(plan, engine, shape, limit, output)
+        report = _synthetic(plan, engine, shape, limit, longest, output, seconds)
     else:
-        report = _real(plan, engine, data_dir, hub, limit, output, confirm_run_unsafe_code)
+        report = _real(plan, engine, data_dir, hub, limit, output, confirm_run_unsafe_code, seconds)
     if output is not None:
         write(report, output)
     write_json(json_, report)
@@ -77,7 +82,15 @@ def _tell(line: str) -> None:
     typer.echo(f"flash-dllm: {line}", err=True)
 
 
-def _synthetic(plan: Any, engine: EngineArgs, shape: str, limit: int | None, output: Path | None) -> Any:
+def _synthetic(
+    plan: Any,
+    engine: EngineArgs,
+    shape: str,
+    limit: int | None,
+    longest: int,
+    output: Path | None,
+    seconds: float,
+) -> Any:
     import torch
 
     from flash_dllm.eval.reproduce import Facts, run_plan
@@ -86,14 +99,16 @@ def _synthetic(plan: Any, engine: EngineArgs, shape: str, limit: int | None, out
 
     device = torch.device(pick_device(engine.device))
     name = engine.dtype if engine.dtype != "auto" else "float32" if device.type == "cpu" else "bfloat16"
-    source = RandomWeights(shape, getattr(torch, name), device, limit or 64)
+    source = RandomWeights(shape, getattr(torch, name), device, limit or 64, longest)
     card = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"{torch.get_num_threads()} CPU threads"
     )
-    facts = Facts(f"random weights of the shape {shape}", card, {"dtype": name, "limit": limit})
-    return run_plan(plan, source, facts, output, _tell)
+    facts = Facts(
+        f"random weights of the shape {shape}", card, {"dtype": name, "limit": limit, "longest": longest}
+    )
+    return run_plan(plan, source, facts, output, _tell, seconds)
 
 
 def _real(
@@ -104,6 +119,7 @@ def _real(
     limit: int | None,
     output: Path | None,
     unsafe: bool,
+    seconds: float,
 ) -> Any:
     from flash_dllm.bench.measure import circumstances
     from flash_dllm.eval.reproduce import ANALYSED, Facts, analyse, run_plan
@@ -135,7 +151,7 @@ def _real(
             confirm_run_unsafe_code=unsafe,
         )  # fmt: skip
         source = Benchmarks(engine, loaded, settings, output)
-    report = run_plan(plan, source, facts, output, _tell)
+    report = run_plan(plan, source, facts, output, _tell, seconds)
     if plan.analyses:
         report["analyses"] = analyse(plan.analyses, llm, _analysed(llm, data_dir, limit or ANALYSED))
     return report

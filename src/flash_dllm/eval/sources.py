@@ -154,12 +154,17 @@ def summary(report: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 @dataclass
 class RandomWeights:
-    """Random weights of a named shape at the paper's tokens a step: time and memory only, no accuracy."""
+    """Random weights of a named shape at the paper's tokens a step: time and memory only, no accuracy.
+
+    A cell gets ``requests`` requests, but not more than four for each of its slots, with answers of up to ``longest``
+    tokens, uniform from three eighths of that.
+    """
 
     shape: str
     dtype: torch.dtype
     device: torch.device
     requests: int
+    longest: int = 256
     label: str = "synthetic: random weights, commits forced to the paper's tokens a step; no accuracy"
 
     def __post_init__(self) -> None:
@@ -173,17 +178,18 @@ class RandomWeights:
 
         # Prompts of GSM8K have about 60 tokens without examples and about 185 more for each of them.
         middle = 60 + 185 * cell.shots
-        longest = min(256, cell.length)
+        longest = min(self.longest, cell.length)
         _fresh(self.device)
-        load = Load(self.requests, (middle - 30, middle + 90), (longest * 3 // 8, longest), cell.length)
-        setting = Setting(self.shape, cell.method, cell.options, cell.commits, cell.accepts)
         slots = min(cell.batch, self.requests)
-        row = measure_load(setting, self.model, slots, load)[-1]
-        kept = ("seconds", "answer_tokens", "nfe", "tokens_per_second", "tokens_per_forward")
+        requests = min(self.requests, 4 * slots)
+        load = Load(requests, (middle - 30, middle + 90), (max(1, longest * 3 // 8), longest), cell.length)
+        setting = Setting(self.shape, cell.method, cell.options, cell.commits, cell.accepts)
+        row = measure_load(setting, self.model, slots, load, runs=1)[-1]
+        kept = ("requests", "seconds", "answer_tokens", "nfe", "tokens_per_second", "tokens_per_forward")
         memory = row["peak_gib"]
         return {
             **{name: row[name] for name in kept}, "accuracy": None, "slots": slots, "task": "random prompts",
-            "tokens_per_step": cell.commits + cell.accepts,
+            "tokens_per_step": round(cell.commits + cell.accepts, 3),
             "memory_gb": None if memory is None else round(memory * 2**30 / 1e9, 2),
         }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flash_dllm.kernels.chain import chained, follow
 from flash_dllm.kernels.devices import has_descriptors, limits, precision
 
 from .groups import TABLES, Group
@@ -67,9 +69,10 @@ def _attend(
     scale, base, row_stride, places, positions, n_rows, n_kv,
     GROUP: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, WHOLE: tl.constexpr, SCORE: tl.constexpr,
-    DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: a block of rows of one slot, one KV head, one range of keys."""
+    follow(CHAINED)
     # Heads first: what runs at the same time then reads neighbouring memory.
     head, entry, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     line = table + entry * 5
@@ -159,9 +162,10 @@ def _attend(
 @triton.jit(do_not_specialize=["n_rows"])
 def _combine(
     part, stats, out, table, n_rows, heads, DIM: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
-    C: tl.constexpr,
+    C: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Join the key ranges of ``C`` heads, of as many rows as they are of, in fixed order."""
+    follow(CHAINED)
     line = table + tl.program_id(0) * 5
     first, count = tl.load(line + 1), tl.load(line + 2)
     c, d = tl.program_id(1) * C + tl.arange(0, C), tl.arange(0, PAD)
@@ -187,11 +191,12 @@ def _combine(
 @triton.jit
 def _mean_query(
     q, reads, flags, mean, counts, row_stride, n_reads, n_kv,
-    GROUP: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, C: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, C: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Mean query of one slot and KV head over its scoring rows and the head's queries, divided by all heads; and how
     many scoring rows there are.
     """
+    follow(CHAINED)
     slot, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PAD)
     total = tl.zeros((PAD,), tl.float32)
@@ -214,9 +219,10 @@ def _mean_query(
 @triton.jit
 def _score_keys(
     k, mean, counts, lo, hi, ends, score, base, places, positions, width, lines,
-    T: tl.constexpr, C: tl.constexpr,
+    T: tl.constexpr, C: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """The attention score of ``T`` places of one slot: the mean query of all heads against the whole key."""
+    follow(CHAINED)
     slot = tl.program_id(0).to(tl.int64)
     if tl.load(counts + slot) > 0:
         place = base + tl.program_id(1) * T + tl.arange(0, T)
@@ -269,7 +275,7 @@ def mean_query(q: Tensor, reads: Tensor, flags: Tensor, n_kv: int) -> tuple[Tens
     counts = torch.empty(slots, dtype=torch.float32, device=q.device)
     _mean_query[(slots, n_kv)](
         q, reads.contiguous(), flags.contiguous().view(torch.int8), mean, counts, q.stride(0), n_reads, n_kv,
-        GROUP=heads // n_kv, DIM=dim, PAD=_pad(dim), C=READS,
+        GROUP=heads // n_kv, DIM=dim, PAD=_pad(dim), C=READS, **chained(q.device),
     )  # fmt: skip
     return mean, counts
 
@@ -285,7 +291,7 @@ def score_keys(keys: Tensor, score: Score, interval: tuple[Tensor, Tensor], ends
     lines, positions = score.total.shape[1:]
     _score_keys[(slots, triton.cdiv(positions, SCORED))](
         keys, mean, counts, *interval, ends, score.total, base, places, positions, n_kv * dim, lines,
-        T=SCORED, C=256, num_warps=4, num_stages=3,
+        T=SCORED, C=256, num_warps=4, num_stages=3, **chained(keys.device),
     )  # fmt: skip
 
 
@@ -305,6 +311,13 @@ def attend_rows(
     rank, ends = rank.contiguous(), ends.contiguous()
     whole = tuple(g for g in groups if g.whole and g.size)
     others = tuple(g for g in groups if not g.whole and g.size)
+    beside = side_stream(q.device) if whole and others and q.is_cuda else None
+    if others:
+        chosen = tiles or _choose(q, kv[0], others, False)
+        if beside is not None:
+            beside.wait_stream(torch.cuda.current_stream(q.device))
+        with torch.cuda.stream(beside):
+            _launch(out, q, kv, others, rank, interval, ends, base, None, chosen, chain=beside is None)
     if whole:
         chosen = tiles or _choose(q, kv[0], whole, score is not None)
         inside = (
@@ -312,13 +325,17 @@ def attend_rows(
         )
         _launch(out, q, kv, whole, rank, interval, ends, base, inside, chosen)
         score = None if inside else score
-    if others:
-        _launch(
-            out, q, kv, others, rank, interval, ends, base, None, tiles or _choose(q, kv[0], others, False)
-        )
     if score is not None:
         score_keys(kv[0], score, interval, ends, base)
+    if beside is not None:
+        torch.cuda.current_stream(q.device).wait_stream(beside)
     return out
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where the rows with intervals go while those of whole canvases run: neither fills the GPU when slots are few."""
+    return torch.cuda.Stream(device)
 
 
 def _choose(q: Tensor, keys: Tensor, groups: tuple[Group, ...], score: bool) -> Tiles:
@@ -356,6 +373,7 @@ def _launch(
     base: int,
     score: Score | None,
     tiles: Tiles,
+    chain: bool = True,
 ) -> None:
     keys, values = kv
     (n, heads, dim), (_, places, n_kv, _) = q.shape, keys.shape
@@ -371,16 +389,19 @@ def _launch(
         assert score.shares is not None
         shares, total = score.shares(), score.total
     sources = _descriptors(q, keys, values, tiles)
+    # On another stream the kernel before is not this one's predecessor.
+    follows = chained(q.device) if chain else {"CHAINED": False}
     _attend[(n_kv, table.shape[0], tiles.splits)](
         q, keys, values, *(sources or kv), out, part, stats, table, rank, *interval, ends, shares, total,
         dim**-0.5, base, q.stride(0), places, total.shape[-1], n, n_kv,
         GROUP=group, DIM=dim, PAD=_pad(dim), M=m, N=tiles.n, SPLITS=tiles.splits,
         WHOLE=groups[0].whole, SCORE=score is not None, DESCRIPTOR=sources is not None, PRECISION=precision(q.dtype),
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        num_warps=tiles.warps, num_stages=tiles.stages, **follows,
     )  # fmt: skip
     if tiles.splits > 1:
         _combine[(table.shape[0], triton.cdiv(m // group * heads, JOINED))](
             part, stats, out, table, n, heads, DIM=dim, PAD=_pad(dim), SPLITS=tiles.splits, C=JOINED,
+            **follows,
         )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flash_dllm.kernels.chain import chained, follow
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -24,8 +26,9 @@ VARIANTS = (Tile(512, 4), Tile(1024, 4), Tile(2048, 4), Tile(2048, 8), Tile(4096
 
 
 @triton.jit
-def _gate(packed, out, width, stride, blocks, WIDTH: tl.constexpr):
+def _gate(packed, out, width, stride, blocks, WIDTH: tl.constexpr, CHAINED: tl.constexpr):
     """One program: ``WIDTH`` columns of one row."""
+    follow(CHAINED)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * WIDTH + tl.arange(0, WIDTH)
     inside = column < width
@@ -47,6 +50,7 @@ def silu_mul(gate_up: Tensor, tile: Tile = TILE) -> Tensor:
     blocks = triton.cdiv(width, tile.width)
     if out.numel():
         _gate[(rows * blocks,)](
-            flat, out, width, flat.stride(0), blocks, WIDTH=tile.width, num_warps=tile.warps
-        )
+            flat, out, width, flat.stride(0), blocks, WIDTH=tile.width, num_warps=tile.warps,
+            **chained(flat.device),
+        )  # fmt: skip
     return out.view(*gate_up.shape[:-1], width)
