@@ -8,19 +8,25 @@ TOOLS := .venv/.tools
 .PHONY: all demo test slow lint format types bench train-tiny gpu-check images clean
 all: $(TOOLS)
 
-# What the engine needs, then what the tests and every extra need.
-$(READY): pyproject.toml constraints.txt
+# Bytecode is compiled afterwards on all cores, which pip does on one; a package may hold files that are no Python.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is too old: Python 3.11 or later is needed (make PYTHON=...)"; exit 1; }
-	@echo "Setting up .venv: PyTorch and the rest, a minute or a few, once."
+	@echo "Setting up .venv, once: $(2)."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --no-compile $(PIP_ARGS) -c constraints.txt -e "$(1)"
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
+endef
+
+# What the engine needs.
+$(READY): pyproject.toml constraints.txt
+	$(call install,.,a minute or a few with PyTorch)
 	@touch $(READY)
 
-$(TOOLS): $(READY)
-	@echo "Setting up the tools and extras: a minute or two, once."
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[test]"
-	@touch $(TOOLS)
+# What the tests and every extra need, in one go.
+$(TOOLS): pyproject.toml constraints.txt
+	$(call install,.[test],a few minutes with PyTorch and the tools)
+	@touch $(READY) $(TOOLS)
 
 demo: $(READY)
 	$(BIN)/flash-dllm demo --device cpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,15 +27,32 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-dir", default=str(GOLDEN), help="folder of golden models and traces")
+    parser.addoption(
+        "--variants", action="store_true", help="also compile tiles that are only to be measured"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # The models are tiny: a second thread gains nothing, and on a busy machine it costs ten times more.
+    # The models are tiny: a second thread gains nothing, and on a busy machine it costs ten times more. The variable
+    # is for the processes that tests start: ranks, servers, batches.
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The groups of ``--dist loadgroup``. pytest-xdist's own mark has no effect under pytest 9.2."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from tests.balance import Groups
+
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What takes longest starts first, or one process has it left when the others are done.
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if torch.cuda.is_available():
         return
     for item in items:

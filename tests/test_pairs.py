@@ -176,7 +176,8 @@ def test_pairs_in_depth(golden_dir: Path, folder: str, cache: str) -> None:
     model = golden_model(golden_dir / folder)
     for name, decoding in accepted(model.config.family):
         if name == cache:
-            check_pair(model, (cache, decoding, {}), 12, 12)
+            # The last six have every shape once.
+            check_pair(model, (cache, decoding, {}), 12, 6)
 
 
 @pytest.mark.parametrize("cache", ["none", "dual", "flash", "elastic", "dllm-cache", "dkv-decode"])

@@ -63,7 +63,7 @@ def server(
             pass
 
     made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{made.server_address[1]}", bodies

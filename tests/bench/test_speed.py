@@ -50,9 +50,9 @@ def test_timing_is_a_median_with_its_spread() -> None:
 def test_busy_time_is_a_union() -> None:
     assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
     assert covered([]) == 0
-    assert idle_share(8.0, 10.0) == 0.2
-    assert idle_share(12.0, 10.0) == 0.0
-    assert idle_share(None, 10.0) is None
+    assert idle_share([(4.0, 8.0), (0.0, 3.0), (2.0, 3.5), (9.0, 10.0)]) == 0.15
+    assert idle_share([(1.0, 2.0), (2.0, 5.0)]) == 0.0
+    assert idle_share([(3.0, 3.0)]) == 0.0
 
 
 def test_floors_are_those_of_the_design() -> None:

@@ -31,8 +31,9 @@ def attention_cases() -> Iterator[Case]:
             (128, 7, True, True),
         ):  # fmt: skip
             for slots in (1, 32) if arch == 90 else (32,):
-                tiles = tiles_for(rows, slots * 32 // group, group, torch.bfloat16, chip)
-                yield attend(tiles, arch, "bf16", group, whole, score)
+                for beside in (False, True) if slots == 1 else (False,):
+                    tiles = tiles_for(rows, slots * 32 // group, group, torch.bfloat16, chip, beside)
+                    yield attend(tiles, arch, "bf16", group, whole, score)
         yield attend(invariant_tiles(torch.bfloat16, chip), arch, "bf16", 1, True, False)
         yield attend(tiles_for(128, 32, 1, torch.float32, chip), arch, "fp32", 1, True, True)
 
@@ -46,9 +47,11 @@ def attend(tiles: Tiles, arch: int, dtype: str, group: int, whole: bool, score: 
         **dict.fromkeys(("shares", "score"), "*fp32"),
         "scale": "fp32", **dict.fromkeys(("base", "row_stride", "places", "positions", "n_rows", "n_kv"), "i32"),
     }  # fmt: skip
+    lanes = attention.lanes(tiles.m, tiles.warps, DTYPES[dtype])
     constants = {
         "GROUP": group, "DIM": 128, "PAD": 128, "M": tiles.m, "N": tiles.n, "SPLITS": tiles.splits, "WHOLE": whole,
-        "SCORE": score, "DESCRIPTOR": tiles.descriptor, "PRECISION": PRECISION[dtype], "CHAINED": arch == 90,
+        "SCORE": score, "LANES": lanes, "PARTS": attention.LANES, "DESCRIPTOR": tiles.descriptor,
+        "PRECISION": PRECISION[dtype],
     }  # fmt: skip
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     name = f"attend {tiles} {dtype} group={group} whole={whole} score={score}"
@@ -82,7 +85,7 @@ def projection_cases() -> Iterator[Case]:
         "packed": "*bf16", "cos": "*fp32", "sin": "*fp32", "slot": "*i64", "place": "*i64",
         **dict.fromkeys(("keys", "values", "queries"), "*bf16"), **dict.fromkeys(scalars[2:], "i32"),
     }  # fmt: skip
-    constants = {"DIM": 128, "HALF": 64, "HEADS": 16, "FP32": True, "CHAINED": True}
+    constants = {"DIM": 128, "HALF": 64, "HEADS": 16, "FP32": True}
     typed = with_constants(signature, constants)
     yield Case("scatter", 90, qkv._scatter, typed, constants, {"num_warps": 4, "num_stages": 3})
 

@@ -1,11 +1,13 @@
 """Compiles the kernels of the LM head, RMSNorm and the gated activation for GPUs that are not there; prints JSON lines.
 
-Runs as a program, without ``TRITON_INTERPRET``: Triton cannot compile where it interprets.
+Runs as a program, without ``TRITON_INTERPRET``: Triton cannot compile where it interprets. With ``--variants`` also
+what is only to be measured.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -144,7 +146,10 @@ def row_cases() -> Iterator[Case]:
 
 
 def main() -> None:
+    variants = "--variants" in sys.argv[1:]
     for case in (*head_cases(), *join_cases(), *row_cases()):
+        if case.variant and not variants:
+            continue
         built = asdict(case.compile())
         matrix = "wgmma" in built.pop("ptx")
         print(

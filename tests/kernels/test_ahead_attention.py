@@ -18,6 +18,7 @@ STACK = 64
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_every_tile_fits_its_gpu(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

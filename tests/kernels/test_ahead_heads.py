@@ -20,17 +20,21 @@ STACK = 32
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_every_tile_fits_its_gpu(tmp_path: Path) -> None:
+def test_every_tile_fits_its_gpu(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Every tile that can be chosen; with ``--variants`` those that are only to be measured, too."""
+    variants = ("--variants",) if request.config.getoption("--variants") else ()
     # Triton does not compile where it interprets, and one process does one or the other.
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.ahead_heads"],
+        [sys.executable, "-m", "tests.kernels.ahead_heads", *variants],
         cwd=ROOT, env={**env, "TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=1100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     built = [json.loads(line) for line in done.stdout.splitlines()]
     assert {case["arch"] for case in built} == {80, 89, 90}
+    assert any(case["variant"] for case in built) == bool(variants)
     for case in built:
         assert case["shared"] <= SHARED[case["arch"]], case
         assert case["spilled"] <= (3 * STACK if case["variant"] else STACK), case

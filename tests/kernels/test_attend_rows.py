@@ -189,6 +189,31 @@ def test_the_score_is_added_up_over_layers(heads: tuple[int, int], splits: int, 
             assert torch.allclose(total[slot, :end].double(), 2 * logits[slot, :end], atol=1e-4)
 
 
+@pytest.mark.parametrize(("heads", "m", "warps"), [((4, 4), 128, 4), ((4, 4), 64, 4), ((7, 1), 128, 8)])
+def test_lanes_add_up_to_the_score(heads: tuple[int, int], m: int, warps: int) -> None:
+    """Scoring rows in every lane, some lanes without one; a lane's part has no other's in it."""
+    case = build([50, 40], 16, 0, heads, 16).to(torch.bfloat16)
+    reads = torch.tensor([[3, 9, 14, 0], [16, 25, 31, 20]], device=DEVICE)
+    flags = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool, device=DEVICE)
+    sums = {impl: ScoreSum(reads, flags, case.base, own_rows=True) for impl in ("ref", "triton")}
+    case.run("ref", sums["ref"])
+    into = sums["triton"].into(case.q, case.keys)
+    kernel.attend_rows(
+        case.q, (case.keys, case.values), case.groups, case.rank, (case.lo, case.hi), case.ends, case.base,
+        into, kernel.Tiles(m, 16, 1, warps),
+    )  # fmt: skip
+    group, lanes = heads[0] // heads[1], kernel.lanes(m, warps, torch.bfloat16)
+    for slot in range(2):
+        rows = (reads[slot][flags[slot]] % 16).tolist()
+        expected_lanes = {(row * group + g) // 16 % lanes for row in rows for g in range(group)}
+        parts = into.total[slot].abs().amax(1).view(heads[1], kernel.LANES)
+        assert {int(i) for i in parts.amax(0).nonzero()} == expected_lanes
+    for slot, end in enumerate((case.ends - case.base).tolist()):
+        expected, found = sums["ref"].total, sums["triton"].total
+        assert expected is not None and found is not None
+        assert torch.allclose(found[slot, :end], expected[slot, :end], atol=2e-3)
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_rows_that_see_intervals_score_too(inside: bool) -> None:
     """The released code pads its canvases, so that no row of it sees a whole canvas."""

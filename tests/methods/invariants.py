@@ -42,8 +42,8 @@ def one_layer(model: Model) -> Model:
     )
 
 
-def check_refill(model: Model, setup: Setup) -> None:
-    """Five requests through two slots answer as they do alone, at the same cost."""
+def check_refill(model: Model, setup: Setup, notes: bool = False) -> None:
+    """Five requests through two slots answer as they do alone, at the same cost and, if asked, with the same notes."""
     texts = random_prompts(17, 4, 30, 9, 21)
     together = decode(model, setup, texts, slots=2)
     for index, (text, ours) in enumerate(zip(texts, together, strict=True)):
@@ -54,6 +54,7 @@ def check_refill(model: Model, setup: Setup) -> None:
             ended += engine.step()
         assert ours.ids == ended[0].ids
         assert (ours.nfe, ours.rows, ours.passes) == (ended[0].nfe, ended[0].rows, ended[0].passes)
+        assert not notes or ours.notes == ended[0].notes
 
 
 def check_former_tenant(model: Model, setup: Setup, kept: list[str]) -> None:

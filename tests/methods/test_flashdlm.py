@@ -177,10 +177,7 @@ def test_nothing_behind_a_drafted_stop_is_read(golden_dir: Path, guide: Model) -
 def test_guided_in_batches_and_slots(model: Model, guide: Model, strategy: str, variant: str) -> None:
     numbers = {"seed": 3}
     setup = guided(guide, "freecache", numbers, strategy=strategy, variant=variant, freeze="prompt")
-    check_refill(model, setup)
-    texts = random_prompts(17, 4, 30)
-    alone = [decode(model, setup, [text], LENGTH + i)[0].notes for i, text in enumerate(texts)]
-    assert [f.notes for f in decode(model, setup, texts, slots=2)] == alone
+    check_refill(model, setup, notes=True)
 
 
 def poison_guide(engine: Engine) -> None:

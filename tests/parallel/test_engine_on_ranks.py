@@ -82,6 +82,7 @@ def test_more_ranks_than_heads_of_keys(golden_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("folder", ["llada-tiny-gqa", "dream-tiny"])
 def test_every_pair(golden_dir: Path, folder: str) -> None:
     family = "dream" if folder.startswith("dream") else "llada"

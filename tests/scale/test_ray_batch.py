@@ -18,17 +18,9 @@ from flash_dllm.scale.extras import ScaleError
 from flash_dllm.scale.ray_batch import RayAnswers, RayArgs, cause_of, pack, unpack
 from flash_dllm.scale.rows import BadRow, Row
 from tests.commands import Run
-from tests.scale.cluster import small_cluster, workers
+from tests.scale.cluster import workers
 
-# One cluster at a time: two of them share no core of a small machine.
-pytestmark = pytest.mark.xdist_group("ray")
 PARAMS = SamplingParams(max_tokens=12)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with small_cluster():
-        yield
 
 
 def write(path: Path, count: int) -> Path:

@@ -20,24 +20,23 @@ from flash_dllm import LLM, SamplingParams
 from flash_dllm.scale.front import REPLICA, RETRIED
 from flash_dllm.scale.replicas import NAME, ReplicaArgs, deploy
 from tests.commands import Run
-from tests.scale.cluster import LONG, WAIT, serve_args, small_cluster, workers
+from tests.scale.cluster import LONG, WAIT, serve_args, workers
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 REQUESTS = 24
 ENGINE = "ServeReplica:flash-dllm:engine"
 
 
 @pytest.fixture(scope="module")
-def served(chat_folder: Path) -> Iterator[str]:
+def served(cluster: None, chat_folder: Path) -> Iterator[str]:
     """Two replicas; gives their address."""
-    with small_cluster():
-        from ray import serve
+    from ray import serve
 
-        port = deploy(serve_args(chat_folder, port=0), ReplicaArgs(replicas=2))
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
+    port = deploy(serve_args(chat_folder, port=0), ReplicaArgs(replicas=2))
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
 
 
 def running() -> int:

@@ -31,7 +31,6 @@ def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ray")
 def test_a_request_that_runs_is_finished(chat_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     words = [sys.executable, "-m", "flash_dllm", "serve", str(chat_folder), "--replicas", "1", "--port", "0"]

@@ -145,15 +145,13 @@ What is missed, why, and what the next 10 % would take: [benchmarks/kernels.md](
 
 def page(results: Path, docs: Path) -> str:
     """The text of docs/performance.md."""
-    step, kernels, workload, split, shares = (
-        read(results / f"{name}-h200.json")
-        for name in ("step", "kernels", "workload", "split-step", "shares")
-    )
+    names = ("step", "kernels", "workload", "throughput", "step-deterministic", "split-step", "shares")
+    files = [read(results / f"{name}-h200.json") for name in names]
+    step, kernels, workload, throughput, exact, split, shares = files
     parts = [HEAD, "## A step by number of slots\n", _steps(step), "## Single numbers\n"]
     parts.append(_singles({"kernels": kernels, "workload": workload}))
-    parts += [*_split(split), *_shares(shares)]
-    found = [s for s in (step, kernels, workload, split, shares) if s]
-    parts.append("## How it is measured\n\n" + _how(found, docs))
+    parts += [*_throughput(throughput), *_deterministic(step, exact), *_split(split), *_shares(shares)]
+    parts.append("## How it is measured\n\n" + _how([s for s in files if s], docs))
     return "\n".join(parts)
 
 
@@ -201,6 +199,41 @@ def _singles(sources: dict[str, Source | None]) -> str:
     return table(["", "aim", "measured"], rows)
 
 
+def _throughput(source: Source | None) -> list[str]:
+    if source is None:
+        return []
+    first = source.data["rows"][0]
+    prompt, answer = first["prompt"], first["answer"]
+    told = (
+        f"{first['requests']} requests at once, prompts of {prompt[0]} to {prompt[1]} tokens, answers of {answer[0]} "
+        f"to {answer[1]}, {first['commit_per_step']:g} commits a step forced. A latency runs from the arrival of all.\n"
+    )
+    rows = [
+        [
+            str(r["batch"]), f"{r['tokens_per_second']:.4g}", f"{r['latency_s']['p50']:.3g}",
+            f"{r['latency_s']['p99']:.3g}", f"{r['peak_gib']:.4g}",
+        ]
+        for r in source.data["rows"]
+    ]  # fmt: skip
+    columns = ["slots", "answer tokens/s", "latency p50, s", "p99, s", "peak GiB"]
+    return ["## Requests over slots\n", told, table(columns, rows)]
+
+
+def _deterministic(usual: Source | None, exact: Source | None) -> list[str]:
+    if usual is None or exact is None:
+        return []
+    told = "`deterministic=True` takes one tile for any number of rows in every op, and no product of the library's.\n"
+    known = {(r["method"], r["batch"], r["prompt"]): r["ms"] for r in usual.data["rows"]}
+    rows = []
+    for r in exact.data["rows"]:
+        before = known[r["method"], r["batch"], r["prompt"]]
+        rows.append(
+            [r["method"], str(r["batch"]), f"{before:.4g}", f"{r['ms']:.4g}", f"{r['ms'] / before:.2f}"]
+        )
+    columns = ["method", "slots", "ms", "deterministic, ms", "times as long"]
+    return ["## A step whose bits do not depend on the batch\n", told, table(columns, rows)]
+
+
 SPLIT = """*plain* is bfloat16; with two GPUs each holds a part of every matrix, and the memory is that of one of them.
 Weights are random. [scaling.md](scaling.md) says how it was run and what follows from it.
 """
@@ -232,12 +265,13 @@ def _shares(source: Source | None) -> list[str]:
 HOW = """\
 * `flash-dllm bench step`: every slot starts together; the first step sweeps all of them, and is timed again at the
   end, when everything is compiled. In between, after five steps of warm-up, the median of the next ones is taken,
-  from events on the device, with nothing waiting. The idle share compares the wall time of a step with the time in
-  which some kernel ran, seen by the profiler in further steps.
+  from events on the device, with nothing waiting. The idle share is that of the time in which no kernel ran, seen by
+  the profiler in further steps.
 * `flash-dllm bench kernels`: an implementation is first compared with the definition on random inputs; the last-level
   cache is overwritten before each run; median of 30.
 * `flash-dllm bench workload`: 64 requests at once over 32 slots, prompts of 850 to 1,099 tokens, answers of 96 to 256,
   three commits a step forced, freed slots refilled; sent twice through one engine.
+* `flash-dllm bench throughput`: the same requests over other numbers of slots.
 * `flash-dllm bench shares`: fewer and shorter requests through the engine with all of its parts, and without each.
 * `benchmarks/split_step.py`: as `bench step`, on one GPU and, under `torchrun`, on two over NCCL.
 * Device, dtype, versions, command and date stand in each file; in those of `flash-dllm bench` also copy bandwidth and

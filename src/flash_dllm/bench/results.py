@@ -9,6 +9,7 @@ from typing import Any
 from flash_dllm.bench import results_tables as tables
 from flash_dllm.bench.markdown import link, table
 from flash_dllm.bench.results_common import missing, on_gpu, picture, plan_table, sources, where
+from flash_dllm.bench.results_reproduce import reproductions
 
 Row = dict[str, Any]
 
@@ -73,6 +74,7 @@ def page(results: Path, docs: Path) -> str:
         tables.methods,
         tables.quantization,
         tables.agreement,
+        reproductions,
         tables.speed,
         _files,
     ):

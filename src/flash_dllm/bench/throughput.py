@@ -13,7 +13,7 @@ from typing import Any
 
 from flash_dllm.bench.stats import quantiles
 from flash_dllm.bench.synthetic import Setting, engine_for, request
-from flash_dllm.bench.timing import BenchError, idle_share, peak_gib, profile, reset_peak, synchronize
+from flash_dllm.bench.timing import BenchError, peak_gib, profile, reset_peak, synchronize
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import Finished, Request
 from flash_dllm.models.layers import Model
@@ -152,22 +152,16 @@ def _drain(engine: Engine, requests: list[Request], gang: bool) -> tuple[list[Fi
 
 
 def _idle(setting: Setting, engine: Engine, model: Model, load: Load) -> float | None:
-    """Idle share of steady steps with every slot busy: profiled apart, since the profiler slows what it watches."""
+    """Idle share of steady steps with every slot busy, profiled apart."""
     if model.device.type != "cuda":
         return None
     for item in Load(engine.slots, load.prompt, load.answer, load.room, load.seed + 2).build(setting):
         engine.add(item)
     for _ in range(3):
         engine.step()
-    synchronize(model.device)
-    began = time.perf_counter()
-    for _ in range(PROFILED):
-        engine.step()
-    synchronize(model.device)
-    wall = 1e3 * (time.perf_counter() - began) / PROFILED
     seen = profile(engine.step, model.device, PROFILED)
     for slot in engine.scheduler.main_slots():
         seated = engine.scheduler.seated[slot]
         if seated is not None:
             engine.abort(seated.id)
-    return idle_share(seen.busy_ms if seen else None, wall)
+    return seen.idle_share if seen else None

@@ -103,11 +103,15 @@ class Profile:
 
     Attributes:
         busy_ms: time a call in which at least one kernel or copy ran.
+        idle_share: share of the time from the first one's start to the last one's end in which none ran. The profiler
+            can only make gaps longer. Time without it is no measure: under load the clock changes by more than the
+            gaps are long.
         kernels: launches a call.
         top: (name, ms a call) of the longest, longest first.
     """
 
     busy_ms: float
+    idle_share: float
     kernels: float
     top: list[tuple[str, float]]
 
@@ -130,7 +134,12 @@ def profile(fn: Callable[[], object], device: torch.device, runs: int = 3, most:
     for event, (start, end) in zip(events, spans, strict=True):
         by_name[event.name] = by_name.get(event.name, 0.0) + (end - start) / 1e3 / runs
     top = sorted(by_name.items(), key=lambda pair: -pair[1])[:most]
-    return Profile(covered(spans) / 1e3 / runs, len(spans) / runs, [(n, round(ms, 4)) for n, ms in top])
+    return Profile(
+        covered(spans) / 1e3 / runs,
+        idle_share(spans),
+        len(spans) / runs,
+        [(n, round(ms, 4)) for n, ms in top],
+    )
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
@@ -142,11 +151,10 @@ def covered(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def idle_share(busy_ms: float | None, wall_ms: float) -> float | None:
-    """Share of the unprofiled wall time in which the GPU had nothing to do; None where that is not known."""
-    if busy_ms is None:
-        return None
-    return round(max(0.0, 1 - busy_ms / wall_ms), 4)
+def idle_share(spans: list[tuple[float, float]]) -> float:
+    """Share of the time from the first start to the last end that no interval covers."""
+    whole = max(end for _, end in spans) - min(start for start, _ in spans)
+    return round(1 - covered(spans) / whole, 4) if whole else 0.0
 
 
 def gib(count: float) -> float:

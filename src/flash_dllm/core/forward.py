@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,22 +24,26 @@ from .types import Feedback, Plan, Rows, View
 
 @dataclass
 class Context:
-    """What a pass runs on: weights, cache, the rotary tables of every position, and how each op is done."""
+    """What a pass runs on: weights, cache, the rotary tables of every position, and how each op is done.
+
+    ``tables`` [2, L, D // 2] float32 are the cosines and the sines.
+    """
 
     model: Model
     kv: KVCache
-    tables: tuple[Tensor, Tensor]
+    tables: Tensor
     kernels: Kernels = field(default_factory=Kernels)
     slab: int = SLAB
 
     @classmethod
     def build(cls, model: Model, kv: KVCache, positions: int, kernels: Kernels | None = None) -> Context:
-        cos, sin = rope_tables(model.config, positions, model.device)
-        return cls(model, kv, (cos, sin), kernels or Kernels())
+        tables = torch.stack(rope_tables(model.config, positions, model.device))
+        return cls(model, kv, tables, kernels or Kernels())
 
     def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary angles of positions [N]: ``(cos, sin)``, [N, D // 2] float32."""
-        return self.tables[0][pos], self.tables[1][pos]
+        cos, sin = self.tables.index_select(1, pos)
+        return cos, sin
 
 
 def attend(

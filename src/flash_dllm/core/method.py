@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from .cache import KVCache
+from .constants import upto, where
 from .forward import Context, compact
 from .noise import Noise
-from .rows import count_rows, sweep_rows, with_readers
+from .rows import count_rows, lane_rows, sweep_rows, with_readers
 from .select import highest, leftmost
 from .state import Canvas, State
 from .types import Candidates, Draft, Lanes, Plan, Rows, View
@@ -60,9 +61,6 @@ class Window(Schedule):
         return self.size
 
     def candidates(self, state: State, width: int) -> Candidates:
-        fresh = state.running & (state.step == 0)
-        state.blocks.copy_(torch.where(fresh, 1, state.blocks))
-        state.block_masks.copy_(torch.where(fresh, state.masked.sum(1), state.block_masks))
         return Candidates(*leftmost(state.wanted, width))
 
 
@@ -139,6 +137,7 @@ class CachePolicy:
         steady: such a step has the same shape whatever the canvases' lengths, so it can be recorded once.
         sync: the policy reads values back to the host (block caches).
         loop: ``compact`` policies give a plan; others override :meth:`run`.
+        leads: :meth:`rows` of a slot begin with the candidates, in their order, so that nobody has to look for them.
     """
 
     name = "none"
@@ -146,6 +145,7 @@ class CachePolicy:
     steady = False
     sync = False
     loop = "compact"
+    leads = False
     supports_cfg = True
 
     def positions(self, longest: int) -> int:
@@ -198,7 +198,16 @@ class CachePolicy:
         if lanes.run:
             parts += self.rows(state, lanes, cand, ctx.kv)
         rows = parts[0] if len(parts) == 1 else Rows.concat(parts)
-        rows, reads = with_readers(state, ctx.kv.base, rows, cand, lanes, ctx.model.config.shift)
+        shift, count = ctx.model.config.shift, cand.pos.shape[1]
+        if (
+            self.leads
+            and not (shift or lanes.sweep)
+            and len(rows.groups) == 1
+            and count <= rows.groups[0].width
+        ):
+            reads = lane_rows(state, rows.groups[0], count).contiguous()
+        else:
+            rows, reads = with_readers(state, ctx.kv.base, rows, cand, lanes, shift)
         return Plan(rows, self.view(state, ctx.kv), reads, cand.valid)
 
     def run(self, ctx: Context, state: State, lanes: Lanes, cand: Candidates, plan: Plan | None) -> PassOut:
@@ -206,22 +215,24 @@ class CachePolicy:
         assert plan is not None
         out = compact(ctx, plan, self.score_from)
         if out.score is not None:
-            state.score.copy_(torch.where(state.running[:, None], out.score, state.score))
+            torch.where(state.running[:, None], out.score, state.score, out=state.score)
         return PassOut(out.hidden, count_rows(state, plan.rows), plan.rows, score=out.score)
 
     def observe(self, state: State, lanes: Lanes, record: StepRecord) -> None:
         """See what the passes and the commits of the step gave; called before the clocks advance."""
 
-    def context(self, state: State, lanes: Lanes, hidden: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    def context(self, state: State, lanes: Lanes, hidden: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
         """Positions that a verify pass recomputes beside its views, best first: ``(pos, valid)`` [S, R].
 
         Args:
-            hidden: [S, L] bool, positions that the views replace.
+            hidden: [S, L] bool, positions that the views replace; all of them are masked. None for a policy that
+                keeps rows, which chooses among the known ones.
             n: how many rows there is room for; the latest commits take them. A policy that keeps nothing
                 (``none``) recomputes every other position, whatever ``n``.
         """
         if self.keeps:
-            return highest(state.committed_at.float(), state.known & ~hidden, n)
+            return highest(state.committed_at.float(), state.known, n)
+        assert hidden is not None
         longest = max(lanes.total[s] for s in lanes.live)
         return leftmost(state.inside & ~hidden, longest)
 
@@ -383,11 +394,10 @@ class Method:
 
 def at_least_best(take: Tensor, key: Tensor, valid: Tensor) -> Tensor:
     """``take`` [S, C] with the valid candidate of highest ``key`` added (the lower position wins ties)."""
-    ranked = torch.where(valid, key, torch.finfo(key.dtype).min)
-    best = torch.zeros_like(take).scatter_(1, ranked.argmax(1, keepdim=True), True)
-    return (take | best) & valid
+    best = where(valid, key, torch.finfo(key.dtype).min).argmax(1, keepdim=True)
+    return (take | (upto(key.shape[1], key) == best)) & valid
 
 
 def prefix_true(flags: Tensor) -> Tensor:
     """True up to the first False of each row, [S, K] bool."""
-    return flags.long().cumprod(1).bool()
+    return flags.cummin(1).values

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flash_dllm.kernels.row_attention import Group
 
+from .constants import constant, upto
 from .select import leftmost, most
 from .state import State
 from .types import TRASH, Candidates, Lanes, Rows
@@ -38,27 +39,23 @@ def rectangle(
     dense: bool = False,
     whole: bool = False,
 ) -> Rows:
-    """Rows at ``pos`` for each slot of ``slots``.
+    """Rows at ``pos`` for each slot of ``slots``. What an invalid row holds, but for its place, is anything.
 
     Args:
         base: key places before position 0.
         n_keys: key places that the rows look at.
-        pos: [S, R] int64 positions for *all* slots; ``valid`` [S, R] bool.
-        token: [S, R] tokens, by default what the canvas holds.
+        pos: [S, R] int64 positions for *all* slots, of the canvas where not valid too; ``valid`` [S, R] bool.
+        token: [S, R] token ids, by default what the canvas holds.
         place: [S, R] key places, by default each position's own.
         rank: [S, R] or one number.
         dense, whole: see :class:`Group`.
     """
     width = pos.shape[1]
     valid = valid & state.running[:, None]
-    pos = torch.where(valid, pos, 0)
     if token is None:
         token = state.ids.gather(1, pos)
     if place is None:
         place = pos + base
-    ranks = full_like(pos, rank)
-    slot = torch.arange(state.slots, device=state.device)[:, None].expand(pos.shape)
-
     index = None if slots == tuple(range(len(slots))) else slot_index(slots, state.device)
 
     def flat(column: Tensor) -> Tensor:
@@ -67,11 +64,12 @@ def rectangle(
         return picked.reshape(-1).contiguous()
 
     return Rows(
-        token=flat(torch.where(valid, token, 0)),
+        token=flat(token),
         pos=flat(pos),
-        slot=flat(slot),
-        place=flat(torch.where(valid, place, TRASH)),
-        rank=flat(ranks),
+        slot=flat(state.slot_order[:, None].expand(pos.shape)),
+        # The trash place is 0.
+        place=flat(place * valid),
+        rank=flat(full_like(pos, rank)),
         valid=flat(valid),
         groups=[Group(slots, 0, width, n_keys, dense, whole)],
     )
@@ -121,10 +119,9 @@ def fed_rows(state: State, base: int, lanes: Lanes, flags: Tensor) -> Rows:
 def row_map(state: State, rows: Rows) -> Tensor:
     """Index of the row of rank 0 at each position, [S, L] int64, -1 where there is none."""
     table = torch.full((state.slots * (state.positions + 1),), -1, dtype=torch.int64, device=state.device)
-    usable = rows.valid & (rows.rank == 0)
-    column = torch.where(usable, rows.pos, state.positions)
-    index = torch.arange(len(rows), device=state.device)
-    table.scatter_(0, rows.slot * (state.positions + 1) + column, index)
+    column = state.spots(rows.pos, rows.valid & (rows.rank == 0))
+    spots = torch.add(column, rows.slot, alpha=state.positions + 1)
+    table.scatter_(0, spots, upto(len(rows), table))
     return table.view(state.slots, -1)[:, : state.positions]
 
 
@@ -135,15 +132,26 @@ def predictor(pos: Tensor, shift: bool) -> Tensor:
 
 def lane_starts(state: State, groups: Sequence[Group]) -> Tensor:
     """Index of each slot's first row, [S] int64; that of some row for a slot without one."""
-    only = groups[0] if len(groups) == 1 else None
-    if only is not None and only.slots == tuple(range(len(only.slots))):
-        # A recorded step must not copy numbers from the host.
-        return only.start + state.slot_order.clamp_max(max(0, len(only.slots) - 1)) * only.width
+    if len(groups) == 1:
+        return lane_rows(state, groups[0], 1)[:, 0]
     starts = [0] * state.slots
     for group in groups:
         for lane, slot in enumerate(group.slots):
             starts[slot] = group.start + lane * group.width
     return slot_index(starts, state.device)
+
+
+def lane_rows(state: State, group: Group, count: int) -> Tensor:
+    """Indices of each slot's first ``count`` rows of a group, [S, count] int64; those of some rows for other slots."""
+    lanes = len(group.slots)
+    if group.slots != tuple(range(lanes)):
+        order = [group.slots.index(s) if s in group.slots else 0 for s in range(state.slots)]
+        lane = slot_index(order, state.device)
+        return group.start + lane[:, None] * group.width + upto(count, lane)
+    # A recorded step must not copy numbers from the host.
+    every = upto(group.start + state.slots * group.width, state.slot_order)[group.start :]
+    rows = every.view(state.slots, group.width)[:, :count]
+    return rows if lanes == state.slots else rows.clamp_max(group.start + group.size - 1)
 
 
 def with_readers(
@@ -160,10 +168,10 @@ def with_readers(
     reads = row_map(state, rows).gather(1, at)
     if shift and lanes.run:
         missing = (reads < 0) & cand.valid
-        readers = run_rows(state, base, lanes, at, missing, torch.full_like(at, TRASH))
+        readers = run_rows(state, base, lanes, at, missing, constant(TRASH, at).expand(at.shape))
         first = len(rows) + lane_starts(state, readers.groups)
         rows = Rows.concat([rows, readers])
-        reads = torch.where(missing, first[:, None] + torch.arange(at.shape[1], device=state.device), reads)
+        reads = torch.where(missing, first[:, None] + upto(at.shape[1], at), reads)
     return rows, reads.clamp_min(0)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_INDICES = 2**24
-"""Positions that one number can tell apart beside 32 bits of key."""
+from .constants import upto, where
+
+_LAST = float("nan")
+"""What sorting upwards puts behind every number, infinity too."""
 
 
 def leftmost(flags: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -20,13 +22,15 @@ def leftmost(flags: Tensor, n: int) -> tuple[Tensor, Tensor]:
         ``(pos, valid)``, [S, n]: ascending positions; ``pos`` is 0 where ``valid`` is False.
     """
     # Counting is a fraction of what sorting takes on a GPU.
-    count = flags.cumsum(1)
-    order = torch.arange(flags.shape[1], device=flags.device).expand_as(count)
-    spot = torch.where(flags & (count <= n), count - 1, n)
-    pos = torch.zeros((flags.shape[0], n + 1), dtype=torch.int64, device=flags.device)
-    pos = pos.scatter_(1, spot, order)[:, :n]
-    valid = torch.arange(n, device=flags.device) < count[:, -1:]
-    return torch.where(valid, pos, 0), valid
+    return reached(flags.cumsum(1), n)
+
+
+def reached(count: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Where the running counts [S, L] reach 1 .. n: ``(pos, valid)`` [S, n], as :func:`leftmost` gives them."""
+    nth = upto(n + 1, count)[1:].expand(count.shape[0], n).contiguous()
+    pos = torch.searchsorted(count, nth)
+    valid = pos < count.shape[1]
+    return pos * valid, valid
 
 
 def most(flags: Tensor) -> int:
@@ -42,27 +46,14 @@ def best_first(key: Tensor, flags: Tensor) -> Tensor:
     """Indices by descending ``key``, ties to the lower index, flagged entries before all others.
 
     Args:
-        key: [S, C], NaN-free where flagged.
+        key: [S, C] floats, NaN-free where flagged.
         flags: [S, C] bool.
 
     Returns:
         A permutation of each row, [S, C] int64.
     """
-    if key.dtype == torch.float32 and key.shape[1] <= _INDICES:
-        return _whole_keys(key, flags).sort(dim=1, descending=True).indices
-    masked = torch.where(flags, key, torch.finfo(key.dtype).min)
-    # Two stable sorts: by key, then flagged before unflagged whatever the key.
-    by_key = masked.sort(dim=1, descending=True, stable=True).indices
-    flagged = flags.gather(1, by_key).to(torch.int8)
-    return by_key.gather(1, flagged.sort(dim=1, descending=True, stable=True).indices)
-
-
-def _whole_keys(key: Tensor, flags: Tensor) -> Tensor:
-    """int64 numbers, no two of a row equal, in the order of :func:`best_first`: one sort instead of two."""
-    # The bits of a float order like an integer, those of a negative one backwards; adding 0 makes -0.0 a 0.0.
-    bits = (key + 0.0).view(torch.int32)
-    ordered = torch.where(flags, (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long(), -(2**31) - 1)
-    return ordered * _INDICES - torch.arange(key.shape[1], device=key.device)
+    # One stable sort upwards, of the keys taken from 0 so that -0.0 and 0.0 are one.
+    return where(flags, 0.0 - key, _LAST).sort(dim=1, stable=True).indices
 
 
 def highest(key: Tensor, flags: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -76,11 +67,11 @@ def highest(key: Tensor, flags: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """
     pos = best_first(key, flags)[:, :n]
     valid = flags.gather(1, pos)
-    return torch.where(valid, pos, 0), valid
+    return pos * valid, valid
 
 
 def rank_of(key: Tensor, flags: Tensor) -> Tensor:
     """Rank of each entry in the order of :func:`best_first` (0 is the best), [S, C] int64."""
     order = best_first(key, flags)
-    places = torch.arange(key.shape[1], device=key.device).expand_as(order)
+    places = upto(key.shape[1], key).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, places)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .constants import where
 from .types import GIVEN, MASKED, NEVER, OUTSIDE, Phase
 
 NUMBERS: dict[str, tuple[torch.dtype, float]] = {
@@ -30,7 +31,8 @@ NUMBERS: dict[str, tuple[torch.dtype, float]] = {
 }
 """Per-request numbers: name -> (dtype, value of an empty slot). Tensors, so that a captured graph reads them."""
 _COUNTS = (
-    "step", "nfe", "rows", "first", "total", "block_step", "block_masks", "by_confidence", "by_verify", "unbounded",
+    "nfe", "step", "block_step", "rows", "first", "total", "end", "block_masks", "by_confidence", "by_verify",
+    "unbounded",
 )  # fmt: skip
 _LINES: tuple[tuple[str, torch.dtype, float], ...] = (
     ("phase", torch.int64, Phase.FREE),
@@ -39,10 +41,11 @@ _LINES: tuple[tuple[str, torch.dtype, float], ...] = (
     ("block", torch.int64, -1),
     ("blocks", torch.int64, 1),
     ("bound", torch.float32, 0.0),
+    ("running", torch.bool, False),
     *((name, dtype, value) for name, (dtype, value) in NUMBERS.items()),
 )
 """One number a slot: name, dtype, value of an empty slot. Those of a dtype lie in one tensor, a line each, so that a
-request enters with one copy a dtype."""
+request enters with one copy a dtype, and neighbours change in one launch."""
 
 
 def lines(packed: Mapping[torch.dtype, Tensor]) -> dict[str, Tensor]:
@@ -83,8 +86,9 @@ class State:
     since; ``score`` float32, attention score of the last pass; ``draft_token`` int64 and ``draft_prob`` float32;
     ``log_prob`` float32 and ``pass_at`` int32 of each commit.
     [L]: ``order``, positions 0 .. L-1.
-    [S]: ``phase``, ``step``, ``nfe``, ``rows`` (rows recomputed), ``first``, ``total``, ``stop_pos`` (first
-    committed stop token), ``blocks``, ``block``, ``block_step``, ``block_masks`` (how many blocks, the current one,
+    [S]: ``phase``, ``running`` bool (the slot takes part in a pass: it sweeps or runs), ``step``, ``nfe``, ``rows``
+    (rows recomputed), ``first``, ``total``, ``end`` (the length without padding), ``stop_pos`` (first committed stop
+    token), ``blocks``, ``block``, ``block_step``, ``block_masks`` (how many blocks, the current one,
     steps spent in it, masks it started with), ``bound`` (certificate so far), ``by_confidence``, ``by_verify`` and
     ``unbounded`` (tokens by how they were committed, and those of groups without a bound) and the numbers of
     :data:`NUMBERS`.
@@ -96,6 +100,8 @@ class State:
     rows: Tensor
     first: Tensor
     total: Tensor
+    end: Tensor
+    running: Tensor
     stop_pos: Tensor
     block: Tensor
     blocks: Tensor
@@ -115,13 +121,14 @@ class State:
             return torch.full((slots, positions + 1), value, dtype=dtype, device=self.device)
 
         self._ids = grid(torch.int64, 0)
-        self._committed_at = grid(torch.int32, OUTSIDE)
+        # What a commit stamps on its position lies together: the slot's passes so far and the step.
+        self.stamps = torch.stack([grid(torch.int32, 0), grid(torch.int32, OUTSIDE)])
+        self._pass_at, self._committed_at = self.stamps[0], self.stamps[1]
         self._fresh = grid(torch.bool, False)
         self._score = grid(torch.float32, 0.0)
         self._draft_token = grid(torch.int64, 0)
         self._draft_prob = grid(torch.float32, 0.0)
         self._log_prob = grid(torch.float32, 0.0)
-        self._pass_at = grid(torch.int32, 0)
         self.packed = {
             dtype: torch.tensor([value for _, kind, value in _LINES if kind == dtype], dtype=dtype)
             .to(self.device)[:, None]
@@ -134,6 +141,9 @@ class State:
                 self.num[name] = line
             else:
                 setattr(self, name, line)
+        # Neighbours: (nfe, step) are the stamps of a commit, (step, block_step) advance together.
+        at = [name for name, kind, _ in _LINES if kind == torch.int64].index("nfe")
+        self._now, self._clocks = (self.packed[torch.int64][i : i + 2] for i in (at, at + 1))
         self.stop_ids = torch.full((slots, stop_width), -1, dtype=torch.int64, device=self.device)
 
         # Views without the spare column; every update is in place, so they stay valid.
@@ -177,18 +187,12 @@ class State:
     @property
     def limit(self) -> Tensor:
         """Where decoding ends: the first committed stop token, else the length without padding, [S] int64."""
-        end = self.total - self.num["pad"]
-        return torch.where(self.num["stop_at_eos"], torch.minimum(self.stop_pos, end), end)
+        return torch.where(self.num["stop_at_eos"], torch.minimum(self.stop_pos, self.end), self.end)
 
     @property
     def wanted(self) -> Tensor:
         """Masked positions that are still to be decoded, [S, L] bool."""
         return self.masked & (self.order < self.limit[:, None])
-
-    @property
-    def running(self) -> Tensor:
-        """Slots that take part in a pass, [S] bool."""
-        return (self.phase == Phase.SWEEP) | (self.phase == Phase.RUN)
 
     def load(self, slot: int, canvas: Canvas) -> None:
         """Put a canvas into a slot; nothing of its former tenant stays."""
@@ -203,7 +207,9 @@ class State:
         self._committed_at[slot, :n] = self._sent(torch.where(masked, MASKED, GIVEN).to(torch.int32))
         stops = [*canvas.stop_ids, *[-1] * (self.stop_ids.shape[1] - len(canvas.stop_ids))]
         self.stop_ids[slot] = self._sent(torch.tensor(stops))
-        self._set(slot, {"phase": Phase.SWEEP, "first": canvas.first, "total": n, **canvas.numbers})
+        end = n - int(canvas.numbers.get("pad", 0))
+        lines = {"first": canvas.first, "total": n, "end": end, "block_masks": sum(canvas.masked)}
+        self._set(slot, {"phase": Phase.SWEEP, "running": True, **lines, **canvas.numbers})
 
     def clear(self, slot: int) -> None:
         """Make a slot FREE and forget what was in it."""
@@ -236,30 +242,36 @@ class State:
             return x.to(self.device)
         return x.pin_memory().to(self.device, non_blocking=True)
 
-    def put(self, name: str, pos: Tensor, value: Tensor | float | bool, take: Tensor) -> None:
-        """Write ``value`` [S, C] at ``pos`` [S, C] of grid ``name`` where ``take`` [S, C]."""
+    def spots(self, pos: Tensor, take: Tensor) -> Tensor:
+        """Where :meth:`write` writes ``pos`` [S, C] of a grid: the spare column for those that are not taken."""
+        return where(take, pos, self.positions)
+
+    def write(self, name: str, spots: Tensor, value: Tensor | float | bool) -> None:
+        """Write ``value``, [S, C] of the grid's dtype or a number, at ``spots`` [S, C] of grid ``name``."""
         grid: Tensor = getattr(self, "_" + name)
-        where = torch.where(take, pos, self.positions)
-        if not isinstance(value, Tensor):
-            value = torch.full_like(where, value, dtype=grid.dtype)
-        grid.scatter_(1, where, value.to(grid.dtype))
+        grid.scatter_(1, spots, value)
+
+    def write_rows(self, name: str, slot: Tensor, spots: Tensor, value: Tensor | float | bool) -> None:
+        """The same for rows [N] of the slots ``slot`` [N]."""
+        grid: Tensor = getattr(self, "_" + name)
+        spots = torch.add(spots, slot, alpha=self.positions + 1)
+        grid.view(-1).scatter_(0, spots, value)
 
     def commit(self, pos: Tensor, token: Tensor, prob: Tensor, take: Tensor) -> None:
         """Write ``token`` at ``pos`` where ``take`` (all [S, C]), for good."""
-        self.put("ids", pos, token, take)
-        self.put("committed_at", pos, self.step[:, None].expand_as(pos), take)
-        self.put("fresh", pos, True, take)
-        self.put("log_prob", pos, prob.float().clamp_min(1e-30).log(), take)
-        self.put("pass_at", pos, self.nfe[:, None].expand_as(pos), take)
+        spots = self.spots(pos, take)
+        self.write("ids", spots, token)
+        self.write("fresh", spots, True)
+        self.write("log_prob", spots, prob.float().clamp_min(1e-30).log())
+        now = self._now.to(torch.int32)[..., None]
+        self.stamps.scatter_(2, spots.expand(2, *pos.shape), now.expand(2, *pos.shape))
         stops = (token[..., None] == self.stop_ids[:, None]).any(-1) & take
-        first = torch.where(stops, pos, NEVER).amin(1)
-        self.stop_pos.copy_(torch.minimum(self.stop_pos, first))
+        torch.minimum(self.stop_pos, where(stops, pos, NEVER).amin(1), out=self.stop_pos)
 
     def end_step(self, done: Tensor) -> None:
         """Advance the clocks and mark the slots that are ``done`` [S] bool."""
         running = self.running
-        self.step.add_(running)
-        self.block_step.add_(running)
+        self._clocks.add_(running)
         done = running & done
-        after = torch.where(done, int(Phase.DONE), int(Phase.RUN))
-        self.phase.copy_(torch.where(running, after, self.phase))
+        torch.where(running, done + int(Phase.RUN), self.phase, out=self.phase)
+        running.logical_xor_(done)

@@ -18,6 +18,7 @@ from flash_dllm.kernels.head_confidence import (
     head_logits,
 )
 
+from .constants import where
 from .forward import Context, compact
 from .method import CachePolicy, Method, PassOut, Search, Second, Verifier
 from .noise import CounterNoise, Noise, TorchCPUNoise
@@ -247,7 +248,8 @@ class Decoder:
         out = method.cache.run(self.ctx, state, lanes, cand, plan)
         self._count(out)
         shape = (state.slots, verifier.entries(search), cand.pos.shape[1])
-        tested = torch.cat([search.token, torch.zeros_like(search.token[:, :1])], 1)[:, : shape[1]]
+        # The last branch tests nothing, so what is wanted of it is any token.
+        tested = torch.cat([search.token, search.token[:, :1]], 1)[:, : shape[1]]
         flat = self._head(out.hidden, tested[..., None].expand(shape).flatten(1), lanes)
         assert flat.prob_wanted is not None
         parts = (flat.token, flat.prob, flat.measure, flat.prob_wanted)
@@ -266,7 +268,7 @@ class Decoder:
         """Commit verified drafts; they lie within 1 - prod(c) of what their views say."""
         self.state.commit(search.pos, search.token, second.prob_draft, accepted)
         self.state.by_verify.add_(accepted.sum(1))
-        self.state.bound.add_(1 - torch.where(accepted, second.prob_draft, 1.0).prod(1))
+        self.state.bound.add_(1 - where(accepted, second.prob_draft, 1.0).prod(1))
 
     def _count(self, out: PassOut) -> None:
         self.state.rows.add_(out.recomputed)
@@ -277,9 +279,10 @@ class Decoder:
             take[shadow] = take[main]
             draft.token[shadow], draft.prob[shadow] = draft.token[main], draft.prob[main]
         self.state.commit(cand.pos, draft.token, draft.prob, take)
-        count, bound = take.sum(1), confidence_bound(draft.prob, take)
+        count = take.sum(1)
+        bound = confidence_bound(draft.prob, take, count)
         self.state.by_confidence.add_(count)
-        self.state.unbounded.add_(torch.where(bound >= 1, count, 0))
+        self.state.unbounded.add_(count * (bound >= 1))
         self.state.bound.add_(bound)
         for main, shadow in lanes.partner.items():
             self.state.stop_pos[shadow] = self.state.stop_pos[main]
@@ -364,14 +367,18 @@ class Decoder:
         return HeadOut(F.pad(out.token, rest), F.pad(out.prob, rest), F.pad(out.measure, rest), wanted)
 
 
-def confidence_bound(prob: Tensor, take: Tensor) -> Tensor:
+def confidence_bound(prob: Tensor, take: Tensor, n: Tensor | None = None) -> Tensor:
     """Bound on the distance of tokens committed together from their joint distribution, [S] float32.
 
     Fast-dLLM's theorem (arXiv 2505.22618, Theorem 1): n tokens, each with probability above 1 - delta, are within
     (3 n - 1) / 2 delta in total variation if (n + 1) delta <= 1; there is no bound (1) otherwise. One token alone
     is within delta, whatever delta.
+
+    Args:
+        prob: [S, C] float32; ``take`` [S, C] bool; ``n`` [S] int64, how many are taken, if that is known.
     """
-    n = take.sum(1)
-    delta = 1 - torch.where(take, prob, 1.0).amin(1)
-    joint = torch.where((n + 1) * delta <= 1, (3 * n - 1) / 2 * delta, 1.0)
-    return torch.where(n == 0, 0.0, torch.where(n == 1, delta, joint.clamp_max(1.0)))
+    n = take.sum(1) if n is None else n
+    # Of no token delta is 0.
+    delta = 1 - where(take, prob, 1.0).amin(1)
+    joint = where((n + 1) * delta <= 1, (1.5 * n - 0.5) * delta, 1.0)
+    return torch.where(n <= 1, delta, joint.clamp_max(1.0))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .forward import Context
 from .method import Search
-from .rows import rectangle
+from .rows import predictor, rectangle
 from .select import leftmost, most
 from .state import State
 from .types import TRASH, Lanes, Rows
@@ -74,9 +74,10 @@ class Tree:
             )
         ]  # fmt: skip
         if shift:
-            at = (self.pos[:, :1] - 1).expand_as(self.first)
+            first = self.pos[:, :1]
+            at = predictor(first, True).expand_as(self.first)
             rank = torch.arange(1, self.first.shape[1] + 1, device=at.device)
-            valid, trash = self.first & (at >= 0), torch.full_like(at, TRASH)
+            valid, trash = self.first & (first > 0), torch.full_like(at, TRASH)
             parts.append(rectangle(self.state, self.base, slots, n_keys, at, valid, place=trash, rank=rank))
         return parts
 

@@ -95,7 +95,8 @@ class Plan:
         rows: the queries.
         view: who sees which key.
         reads: [S, C] int64, the row that predicts each candidate (any row where the candidate is invalid).
-        score_rows: [S, C] bool or None: candidates whose queries make up the attention score.
+        score_rows: [S, C] bool or None: candidates whose queries make up the attention score; of reads that have more
+            columns, the first.
     """
 
     rows: Rows

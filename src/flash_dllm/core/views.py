@@ -12,12 +12,14 @@ from torch import Tensor
 
 from flash_dllm.kernels.row_attention import Group
 
+from .constants import constant, upto
 from .forward import Context
 from .method import Search
-from .rows import lane_starts, predictor, rectangle
+from .rows import lane_rows, predictor, rectangle
+from .select import reached
 from .state import State
 from .types import TRASH, Candidates, Lanes, Plan, Rows, View
-from .visibility import full_like, set_interval
+from .visibility import full_like, set_interval, set_scratch
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Columns:
 
 
 class ViewBuilder:
-    """Rows of a verify pass, and the view they see."""
+    """Rows of a verify pass, and the view they see. The valid drafts of a slot's ``search`` come before the others."""
 
     def __init__(
         self, state: State, lanes: Lanes, ctx: Context, search: Search, view: View, n_keys: int
@@ -47,7 +49,10 @@ class ViewBuilder:
         return pos + self.ctx.kv.base
 
     def mask_like(self, pos: Tensor) -> Tensor:
-        return torch.full_like(pos, self.mask_id)
+        return constant(self.mask_id, pos).expand(pos.shape)
+
+    def trash_like(self, pos: Tensor) -> Tensor:
+        return constant(TRASH, pos).expand(pos.shape)
 
     def flags(self, pos: Tensor, valid: Tensor) -> Tensor:
         """[S, L] bool, True at the valid positions."""
@@ -65,7 +70,7 @@ class ViewBuilder:
         rank: Tensor | int = 0,
     ) -> Rows:
         # A slot that tests nothing takes no part in the pass.
-        valid = valid & self.search.valid.any(1, keepdim=True)
+        valid = valid & self.search.valid[:, :1]
         slots = tuple(self.lanes.live)
         return rectangle(
             self.state, self.ctx.kv.base, slots, self.n_keys, pos, valid, token=token, place=place, rank=rank
@@ -83,10 +88,7 @@ class ViewBuilder:
         """Rows at ``pos`` [S, R]; by default with the canvas's tokens, at their own places, of rank 0."""
         token = self.state.ids.gather(1, pos) if token is None else token
         place = self.place(pos) if place is None else place
-        # A slot that tests nothing takes no part in the pass.
-        return Columns(
-            pos, valid & self.search.valid.any(1, keepdim=True), token, place, full_like(pos, rank)
-        )
+        return Columns(pos, valid, token, place, full_like(pos, rank))
 
     def packed(
         self, parts: list[Columns], ranks: Tensor, drafts_seen: Tensor, room: int | None = None
@@ -99,19 +101,18 @@ class ViewBuilder:
         search = self.search
         if self.ctx.model.config.shift:
             at = predictor(search.pos, True)
-            token, trash = self.seen(at, drafts_seen), torch.full_like(at, TRASH)
+            token, trash = self.seen(at, drafts_seen), self.trash_like(at)
             parts = [*parts, self.columns(at, search.valid, token=token, place=trash, rank=ranks)]
             room = None if room is None else room + at.shape[1]
         names = ("pos", "valid", "token", "place", "rank")
         every = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in names}
         valid, width = every["valid"], every["valid"].shape[1]
-        index = torch.arange(width, device=valid.device).expand(valid.shape)
+        index = upto(width, valid).expand(valid.shape)
         if room is not None and room < width:
-            index = (valid.cumsum(1) - 1).clamp_min(0)
-            to = torch.where(valid, index, room)
-            for name in names:
-                column = every[name].new_zeros(valid.shape[0], room + 1)
-                every[name] = column.scatter_(1, to, every[name])[:, :room]
+            count = valid.cumsum(1)
+            index = (count - 1).clamp_min(0)
+            column, there = reached(count, room)
+            every = {name: every[name].gather(1, column) for name in names} | {"valid": there}
         rows = self.rows(
             every["pos"], every["valid"], token=every["token"], place=every["place"], rank=every["rank"]
         )
@@ -131,22 +132,20 @@ class ViewBuilder:
             token = self.seen(at, drafts_seen)
             parts = [
                 *parts,
-                self.rows(at, search.valid, token=token, place=torch.full_like(at, TRASH), rank=ranks),
+                self.rows(at, search.valid, token=token, place=self.trash_like(at), rank=ranks),
             ]
         rows = Rows.concat(parts)
         return Plan(rows, self.view, self.reads(len(rows) - len(parts[-1]), search.pos.shape[1]))
 
     def reads(self, start: int, width: int) -> Tensor:
         """Row index of [S, width] rows that begin at ``start``; rows of absent slots point anywhere."""
-        group = Group(tuple(self.lanes.live), 0, width, self.n_keys)
-        first = start + lane_starts(self.state, [group])
-        return first[:, None] + torch.arange(width, device=self.state.device)
+        return lane_rows(self.state, Group(tuple(self.lanes.live), start, width, self.n_keys), width)
 
     def seen(self, pos: Tensor, drafts_seen: Tensor) -> Tensor:
         """Token at ``pos`` [S, K] as seen by a rank that sees the first ``drafts_seen`` [K] drafts."""
         search = self.search
         hit = (pos[..., None] == search.pos[:, None]) & search.valid[:, None]
-        order = torch.arange(search.pos.shape[1], device=pos.device)
+        order = upto(search.pos.shape[1], pos)
         filled = hit & (order < drafts_seen[..., None])
         token = (filled * search.token[:, None]).sum(-1)
         here = torch.where(filled.any(-1), token, self.state.ids.gather(1, pos))
@@ -166,19 +165,17 @@ def branch_rows(
     """
     state, search = b.state, b.search
     shape = (state.slots, count, cand.pos.shape[1])
-    filled = torch.arange(first, first + count, device=state.device)
-    rank = torch.arange(1, count + 1, device=state.device, dtype=torch.int32)
+    order = upto(first + count, search.pos)
+    filled, rank = order[first:], upto(count + 1, search.pos, torch.int32)[1:]
     pos = cand.pos[:, None].expand(shape)
     hit = (pos[..., None] == search.pos[:, None, None]) & search.valid[:, None, None]
-    hit &= torch.arange(search.pos.shape[1], device=state.device) < filled[:, None, None]
+    hit &= upto(search.pos.shape[1], search.pos) < filled[:, None, None]
     token = (hit * search.token[:, None, None]).sum(-1)
     token = torch.where(hit.any(-1), token, state.ids.gather(1, cand.pos)[:, None])
     # The branch with no draft judges the first one; a branch that ends in a draft needs that draft.
-    last = filled + 1 if first == 0 else filled
-    there = (last <= search.valid.sum(1, keepdim=True))[..., None] & cand.valid[:, None]
-    ranks = rank[:, None].expand(count, shape[2]).reshape(-1)
-    places = 1 + torch.arange(count * shape[2], device=state.device).expand(state.slots, -1)
-    set_interval(b.view, b.place(cand.pos), 0, 1, cand.valid & search.valid.any(1, keepdim=True))
-    set_interval(b.view, places, ranks, ranks + 1, there.flatten(1))
-    rows = b.rows(pos.flatten(1), there.flatten(1), token=token.flatten(1), place=places, rank=ranks)
+    there = (search.valid[:, :count, None] & cand.valid[:, None]).flatten(1)
+    ranks = rank[:, None].expand(shape[1:]).flatten()
+    set_interval(b.view, b.place(cand.pos), 0, 1, cand.valid & search.valid[:, :1])
+    places = set_scratch(b.view, 1, ranks, ranks + 1, there)
+    rows = b.rows(pos.flatten(1), there, token=token.flatten(1), place=places, rank=ranks)
     return rows, token, rank, filled

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .constants import constant, upto
 from .state import State
 from .types import NEVER, View
 
@@ -20,25 +21,32 @@ def canvas_view(state: State, base: int, places: int, top: int = NEVER) -> View:
         base: places before position 0.
         places: key places of a slot.
     """
-    shape = (state.slots, places)
-    lo = torch.zeros(shape, dtype=torch.int32, device=state.device)
-    hi = torch.zeros(shape, dtype=torch.int32, device=state.device)
+    lo, hi = (torch.zeros((state.slots, places), dtype=torch.int32, device=state.device) for _ in range(2))
     inside = state.order < state.total[:, None]
-    hi[:, base : base + state.positions] = torch.where(inside, top, 0).to(torch.int32)
-    return View(lo, hi, (base + state.total).to(torch.int32))
+    torch.mul(inside, top, out=hi[:, base : base + state.positions])
+    ends = torch.empty(state.slots, dtype=torch.int32, device=state.device)
+    return View(lo, hi, torch.add(state.total, base, out=ends))
 
 
 def full_like(place: Tensor, value: Tensor | int) -> Tensor:
-    """``value`` as int32 of the shape of ``place``; a number is not copied from the host."""
-    if isinstance(value, Tensor):
-        return value.to(torch.int32).expand(place.shape)
-    return torch.full(place.shape, value, dtype=torch.int32, device=place.device)
+    """``value`` as int32 of the shape of ``place``; nothing is copied."""
+    if not isinstance(value, Tensor):
+        value = constant(value, place, torch.int32)
+    return value.to(torch.int32).expand(place.shape)
 
 
 def set_interval(view: View, place: Tensor, lo: Tensor | int, hi: Tensor | int, take: Tensor) -> None:
     """Give the places [S, K] the interval [lo, hi) where ``take`` [S, K]; lo and hi broadcast to [S, K]."""
-    for grid, value in ((view.lo, lo), (view.hi, hi)):
-        wide = full_like(place, value)
-        # Entries that are not taken write the trash place, whose interval stays empty.
-        where = torch.where(take, place, 0)
-        grid.scatter_(1, where, torch.where(take, wide, 0))
+    # Entries that are not taken write the trash place, whose interval stays empty.
+    spots = place * take
+    view.lo.scatter_(1, spots, full_like(spots, lo))
+    view.hi.scatter_(1, spots, full_like(spots, hi) * take)
+
+
+def set_scratch(view: View, first: int, lo: Tensor | int, hi: Tensor | int, take: Tensor) -> Tensor:
+    """The same for the scratch places ``first``, ``first + 1``, ... of a new view; returns them, [S, K]."""
+    stop = first + take.shape[1]
+    torch.mul(take, full_like(take, hi), out=view.hi[:, first:stop])
+    if isinstance(lo, Tensor) or lo:
+        view.lo[:, first:stop] = lo
+    return upto(stop, take)[first:].expand(take.shape)

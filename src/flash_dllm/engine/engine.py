@@ -247,7 +247,8 @@ class Engine:
 
     def _look(self, record: StepRecord) -> None:
         """Start to copy what the step did."""
-        bad = (~record.draft.prob.isfinite() & record.cand.valid).any(1)
+        # What is not finite is not 0 either when it is taken 0 times.
+        bad = ((record.draft.prob * 0 != 0) & record.cand.valid).any(1)
         mirror = self._spare.pop(0) if len(self._spare) > 1 else Mirror(self.state, self._copies)
         mirror.look(self.state, bad, self.scheduler.seated)
         self._launched.append(mirror)

@@ -9,7 +9,7 @@ from flash_dllm.core.state import State, lines
 
 from .request import Request
 
-GRIDS = ("ids", "committed_at", "log_prob", "pass_at")
+GRIDS = ("ids", "log_prob")
 
 
 class Mirror:
@@ -45,7 +45,9 @@ class Mirror:
         self._pinned = copies and state.device.type == "cuda"
         for name in GRIDS:
             setattr(self, name, self._like(getattr(state, name)))
-        # All lines of a dtype are one copy.
+        # Both stamps are one copy, and so are all lines of a dtype.
+        self._stamps = self._like(state.stamps)
+        self.pass_at, self.committed_at = self._stamps[..., : state.positions]
         self._packed = {dtype: self._like(block) for dtype, block in state.packed.items()}
         for name, line in lines(self._packed).items():
             setattr(self, name, line)
@@ -65,6 +67,7 @@ class Mirror:
             return
         for name in GRIDS:
             getattr(self, name).copy_(getattr(state, name), non_blocking=True)
+        self._stamps.copy_(state.stamps, non_blocking=True)
         for dtype, block in self._packed.items():
             block.copy_(state.packed[dtype], non_blocking=True)
         self.bad.copy_(bad, non_blocking=True)

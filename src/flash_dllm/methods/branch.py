@@ -23,7 +23,7 @@ from flash_dllm.core.rows import predictor
 from flash_dllm.core.select import highest
 from flash_dllm.core.state import State
 from flash_dllm.core.step import Folded
-from flash_dllm.core.types import TRASH, Candidates, Draft, Lanes, Plan, Rows
+from flash_dllm.core.types import Candidates, Draft, Lanes, Plan, Rows
 from flash_dllm.core.views import ViewBuilder, branch_rows
 from flash_dllm.kernels.head_confidence import HeadOut
 
@@ -58,8 +58,9 @@ class BranchDecoding(Folded):
     def fold(
         self, state: State, lanes: Lanes, cand: Candidates, plan: Plan, ctx: Context
     ) -> tuple[Search, Plan]:
-        pool = (state.draft_prob > 0) & state.wanted
-        pos, valid = highest(state.draft_prob, pool, self.branches)
+        prob = state.draft_prob.gather(1, cand.pos)
+        best, valid = highest(prob, (prob > 0) & cand.valid, self.branches)
+        pos = cand.pos.gather(1, best) * valid
         search = widened(Search(pos, state.draft_token.gather(1, pos), valid), self.branches)
         n_keys = ctx.kv.base + max(lanes.total[s] for s in lanes.live)
         b = ViewBuilder(state, lanes, ctx, search, plan.view, n_keys)
@@ -70,9 +71,7 @@ class BranchDecoding(Folded):
             parts.append(self._readers(b, cand, token, rank))
         joined = Rows.concat(parts)
         reads = torch.cat([plan.reads, b.reads(len(joined) - len(parts[-1]), width)], 1)
-        canvas = cand.valid.repeat(1, self.branches + 1)
-        canvas[:, cand.pos.shape[1] :] = False
-        return search, Plan(joined, plan.view, reads, canvas)
+        return search, Plan(joined, plan.view, reads, plan.score_rows)
 
     def _readers(self, b: ViewBuilder, cand: Candidates, token: Tensor, rank: Tensor) -> Rows:
         """Rows at position j - 1 of every branch, with the token that the branch holds there."""
@@ -81,13 +80,10 @@ class BranchDecoding(Folded):
         hit = (at[..., None] == cand.pos[:, None]) & cand.valid[:, None]
         inside = (hit[:, None] * token[:, :, None]).sum(-1)
         here = torch.where(hit.any(-1)[:, None], inside, state.ids.gather(1, at)[:, None])
-        there = torch.arange(1, count + 1, device=state.device) <= b.search.valid.sum(1, keepdim=True)
-        valid = there[..., None] & cand.valid[:, None]
+        valid = b.search.valid[..., None] & cand.valid[:, None]
         pos = at[:, None].expand(here.shape).flatten(1)
         ranks = rank[:, None].expand(count, at.shape[1]).reshape(-1)
-        return b.rows(
-            pos, valid.flatten(1), token=here.flatten(1), place=torch.full_like(pos, TRASH), rank=ranks
-        )
+        return b.rows(pos, valid.flatten(1), token=here.flatten(1), place=b.trash_like(pos), rank=ranks)
 
     def settle(
         self, state: State, search: Search, cand: Candidates, seen: HeadOut
@@ -108,13 +104,13 @@ class BranchDecoding(Folded):
 
     def confirms(self, state: State, draft: Draft, accepted: Tensor) -> Tensor:
         sure = draft.confidence >= state.num["epsilon"][:, None]
-        return sure | ~accepted.any(1, keepdim=True)
+        return sure | ~accepted[:, :1]
 
     def remember(self, state: State, cand: Candidates, draft: Draft, taken: Tensor) -> None:
         state.draft_prob.masked_fill_(state.running[:, None], 0.0)
-        left = cand.valid & ~taken
-        state.put("draft_token", cand.pos, draft.token, left)
-        state.put("draft_prob", cand.pos, draft.prob, left)
+        spots = state.spots(cand.pos, cand.valid & ~taken)
+        state.write("draft_token", spots, draft.token)
+        state.write("draft_prob", spots, draft.prob)
 
 
 def branch(branches: int = 4, window: int = 16) -> tuple[Rule, BranchDecoding]:

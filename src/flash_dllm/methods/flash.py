@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flash_dllm.core.cache import KVCache
+from flash_dllm.core.constants import constant
 from flash_dllm.core.forward import Context
 from flash_dllm.core.method import CachePolicy, PassOut
 from flash_dllm.core.noise import counter_uniform
@@ -48,6 +49,8 @@ class FlashCache(CachePolicy):
     """
 
     name = "flash"
+    # What is wanted is the beginning of what is masked.
+    leads = True
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class FlashCache(CachePolicy):
             key = counter_uniform(seed, step, state.order[None], torch.full_like(seed, -2)).float()
         else:
             key = torch.zeros_like(state.score)
-        return torch.where(state.fresh, PINNED, key)
+        return torch.where(state.fresh, constant(PINNED, key), key)
 
     def tracked(self, state: State) -> tuple[Tensor, Tensor]:
         """Committed positions to recompute: ``(pos, valid)`` [S, track]."""
@@ -121,15 +124,15 @@ class FlashCache(CachePolicy):
         refreshed(state, out.rows, ctx.kv.base)
         return out
 
-    def context(self, state: State, lanes: Lanes, hidden: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    def context(self, state: State, lanes: Lanes, hidden: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
         if self.always_sweeps():
             return super().context(state, lanes, hidden, n)
-        now = state.committed_at == state.step[:, None]
-        return highest(torch.where(now, THIS_STEP, self.key(state)), state.known & ~hidden, n)
+        now, key = state.committed_at == state.step[:, None], self.key(state)
+        return highest(torch.where(now, constant(THIS_STEP, key), key), state.known, n)
 
     def observe(self, state: State, lanes: Lanes, record: StepRecord) -> None:
         if self.pin == "verified" and record.search is not None:
-            state.put("fresh", record.cand.pos, False, record.take)
+            state.write("fresh", state.spots(record.cand.pos, record.take), False)
         if self.refresh_on_drift:
             self._watch(state, record)
 
@@ -150,11 +153,9 @@ class FlashCache(CachePolicy):
 
 def refreshed(state: State, rows: Rows, base: int) -> None:
     """Recomputed positions are not fresh commits any more."""
-    own = rows.valid & (rows.place >= base)
-    keep = torch.ones(state.slots * (state.positions + 1), dtype=torch.bool, device=state.device)
-    column = torch.where(own, rows.pos, state.positions)
-    keep.scatter_(0, rows.slot * (state.positions + 1) + column, False)
-    state.fresh.logical_and_(keep.view(state.slots, -1)[:, : state.positions])
+    # Invalid rows write their key to the trash place.
+    spots = state.spots(rows.pos, rows.place >= base)
+    state.write_rows("fresh", rows.slot, spots, False)
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -129,9 +129,9 @@ class FreeDave(Folded):
         return torch.ones_like(draft.token, dtype=torch.bool)
 
     def remember(self, state: State, cand: Candidates, draft: Draft, taken: Tensor) -> None:
-        left = cand.valid & ~taken
-        state.put("draft_token", cand.pos, draft.token, left)
-        state.put("draft_prob", cand.pos, draft.prob, left)
+        spots = state.spots(cand.pos, cand.valid & ~taken)
+        state.write("draft_token", spots, draft.token)
+        state.write("draft_prob", spots, draft.prob)
         self.unseen.copy_(taken.any(1))
 
 

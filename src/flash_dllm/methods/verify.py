@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flash_dllm.core.constants import upto, where
 from flash_dllm.core.forward import Context
 from flash_dllm.core.method import CachePolicy, Rule, Search, Second, prefix_true
 from flash_dllm.core.select import best_first
@@ -30,7 +31,7 @@ from flash_dllm.core.state import State
 from flash_dllm.core.step import TwoPass
 from flash_dllm.core.types import NEVER, Candidates, Draft, Lanes, Plan, Rows
 from flash_dllm.core.views import Columns, ViewBuilder, branch_rows
-from flash_dllm.core.visibility import canvas_view, set_interval
+from flash_dllm.core.visibility import canvas_view, set_interval, set_scratch
 
 from .fast_dllm import Threshold
 
@@ -43,15 +44,16 @@ def accept_prefix(state: State, search: Search, second: Second) -> Tensor:
     ``num["rule"]`` is 0 for the product rule and 1 for the paper's.
     """
     gamma = state.num["gamma"][:, None]
-    product = torch.where(search.valid, second.prob_draft, 0.0).cumprod(1) >= gamma
+    product = where(search.valid, second.prob_draft, 0.0).cumprod(1) >= gamma
     agrees = (second.token == search.token) & (second.prob_draft >= gamma)
-    paper = prefix_true(agrees & search.valid)
+    paper = prefix_true(agrees)
     return torch.where(state.num["rule"][:, None] == 1, paper, product) & search.valid
 
 
 def most_confident(state: State, cand: Candidates, draft: Draft, taken: Tensor, n: int) -> Search:
     """The ``n`` most confident candidates that are still wanted, best first."""
-    open_ = cand.valid & ~taken & state.wanted.gather(1, cand.pos)
+    # Those that were not taken are still masked.
+    open_ = cand.valid & ~taken & (cand.pos < state.limit[:, None])
     order = best_first(draft.confidence, open_)
     best = order[:, :n]
     return widened(Search(cand.pos.gather(1, best), draft.token.gather(1, best), open_.gather(1, best)), n)
@@ -125,44 +127,35 @@ class FlashVerify(TwoPass):
 
     def _views(self, b: ViewBuilder, policy: CachePolicy) -> Plan:
         """Context, draft views, mask views; and readers where the model is shifted."""
-        state, search, paper = b.state, b.search, self.views == "paper"
-        k = torch.arange(self.search, device=state.device, dtype=torch.int32)
-        tested = b.flags(search.pos, search.valid)
-        places = 1 + torch.arange(2 * self.search, device=state.device).expand(state.slots, -1)
-        drafts, masks = places[:, : self.search], places[:, self.search :]
+        search, paper = b.search, self.views == "paper"
+        order = upto(self.search + 2, search.pos, torch.int32)
+        k, above, next_ = order[:-2], order[1:-1], order[2:]
         # Ranks count drafts from 1: mask view k (from 0) has rank k + 1 and sees drafts before it.
-        if paper:
-            set_interval(b.view, b.place(search.pos), 0, 0, search.valid)
-            set_interval(b.view, masks, 0, k + 2, search.valid)
-        else:
-            set_interval(b.view, b.place(search.pos), 0, k + 1, search.valid)
-            set_interval(b.view, masks, k + 1, k + 2, search.valid)
-        # Nobody reads the last draft: mask view k sees drafts before k only. Its place is not written either.
-        needed = search.valid & (search.valid.cumsum(1) < search.valid.sum(1, keepdim=True))
-        set_interval(b.view, drafts, k + 2, NEVER, needed)
+        set_interval(b.view, b.place(search.pos), 0, 0 if paper else above, search.valid)
+        masks = set_scratch(b.view, 1 + self.search, 0 if paper else above, next_, search.valid)
+        # Nobody reads the last draft: mask view k sees drafts before k only. So each needs the next one.
+        needed = search.valid[:, 1:]
+        drafts = set_scratch(b.view, 1, next_[:-1], NEVER, needed)
         parts = [
-            *self._context(b, policy, tested, needed),
-            b.columns(search.pos, needed, token=search.token, place=drafts, rank=k + 2),
-            b.columns(search.pos, search.valid, token=b.mask_like(search.pos), place=masks, rank=k + 1),
+            self._context(b, policy),
+            b.columns(search.pos[:, :-1], needed, token=search.token[:, :-1], place=drafts, rank=next_[:-1]),
+            b.columns(search.pos, search.valid, token=b.mask_like(search.pos), place=masks, rank=above),
         ]
-        return b.packed(parts, k + 1, k, self.verify_rows if policy.keeps else None)
+        return b.packed(parts, above, k, self.verify_rows if policy.keeps else None)
 
-    def _context(self, b: ViewBuilder, policy: CachePolicy, tested: Tensor, drafts: Tensor) -> list[Columns]:
-        state, paper = b.state, self.views == "paper"
+    def _context(self, b: ViewBuilder, policy: CachePolicy) -> Columns:
+        state, search, paper = b.state, b.search, self.views == "paper"
         if not policy.keeps:
-            pos, valid = policy.context(state, b.lanes, tested if paper else torch.zeros_like(tested), 0)
-            return [b.columns(pos, valid)]
-        room = self.verify_rows - 2
-        pos, valid = policy.context(state, b.lanes, tested, room)
-        left = self.verify_rows - b.search.valid.sum(1) - drafts.sum(1)
-        valid = valid & (torch.arange(pos.shape[1], device=state.device) < left[:, None])
+            tested = b.flags(search.pos, search.valid if paper else torch.zeros_like(search.valid))
+            return b.columns(*policy.context(state, b.lanes, tested, 0))
+        pos, valid = policy.context(state, b.lanes, None, self.verify_rows - 2)
+        # n drafts take n rows as masks and n - 1 as drafts.
+        left = self.verify_rows + 1 - 2 * search.valid.sum(1, keepdim=True)
+        valid = valid & (upto(pos.shape[1], pos) < left)
         if not paper:
             valid = valid & (state.committed_at.gather(1, pos) == state.step[:, None])
-        first = 1 + 2 * self.search
-        places = first + torch.arange(pos.shape[1], device=state.device).expand(state.slots, -1)
         set_interval(b.view, b.place(pos), 0, 0, valid)
-        set_interval(b.view, places, 0, NEVER, valid)
-        return [b.columns(pos, valid, place=places)]
+        return b.columns(pos, valid, place=set_scratch(b.view, 1 + 2 * self.search, 0, NEVER, valid))
 
 
 def branch_plan(b: ViewBuilder, policy: CachePolicy, cand: Candidates) -> Plan:
@@ -178,7 +171,7 @@ def branch_plan(b: ViewBuilder, policy: CachePolicy, cand: Candidates) -> Plan:
         return b.finish(parts, rank, filled)
     joined = Rows.concat(parts)
     column = (cand.pos[:, None] == b.search.pos[..., None]).long().argmax(-1)
-    own = torch.arange(count, device=b.state.device) * cand.pos.shape[1] + column
+    own = upto(count, column) * cand.pos.shape[1] + column
     start = b.reads(len(joined) - len(parts[-1]), count * cand.pos.shape[1])[:, :1]
     return Plan(joined, b.view, start + own)
 

@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from flash_dllm.kernels import tuned
-from flash_dllm.kernels.chain import chained, follow
 from flash_dllm.kernels.devices import has_descriptors, limits, precision
 
 from .ref import HeadOut, HeadSpec
@@ -161,10 +160,8 @@ def _scan(
     EOS: tl.constexpr, QUIET: tl.constexpr,
     M: tl.constexpr, V: tl.constexpr, K: tl.constexpr, SWAP: tl.constexpr, PARTS: tl.constexpr,
     DESCRIPTOR: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: a block of rows, ``tiles`` adjacent tiles of the vocabulary."""
-    follow(CHAINED)
     # Blocks of rows are neighbours in launch order: they read the same weights, at the same time, from L2.
     blocks = tl.cdiv(rows, M)
     row, split = tl.program_id(0) % blocks * M, tl.program_id(0) // blocks
@@ -223,10 +220,9 @@ def _scan(
 def _join(
     part, score, token, suppress, out_token, out_prob, out_measure, out_wanted, rows, splits,
     MEASURE: tl.constexpr, SAMPLE: tl.constexpr, SUPPRESS: tl.constexpr, ASKED: tl.constexpr,
-    QUIET: tl.constexpr, S: tl.constexpr, CHAINED: tl.constexpr,
+    QUIET: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """One program: the parts of the vocabulary of one row, in fixed order."""
-    follow(CHAINED)
     row = tl.program_id(0)
     s = tl.arange(0, S)
     here = s < splits
@@ -308,11 +304,11 @@ def head_confidence(
         part, score, ids, rows, vocab, depth, h.stride(0), weight.stride(0),
         spec.n_tokens, spec.mask_id, tiles, splits,
         EOS=tuple(spec.eos_ids) if spec.suppress is not None else (), **asks, **shape,
-        num_warps=tile.warps, num_stages=tile.stages, **chained(device),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     _join[(rows,)](
         part, score, ids, suppress, token, prob, measure, prob if asked is None else asked, rows, splits,
-        S=triton.next_power_of_2(splits), **asks, **chained(device),
+        S=triton.next_power_of_2(splits), **asks,
     )  # fmt: skip
     return out
 

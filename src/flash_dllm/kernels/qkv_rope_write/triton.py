@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from flash_dllm.kernels import tuned
-from flash_dllm.kernels.chain import chained, follow
 from flash_dllm.kernels.devices import Limits, limits, precision
 from flash_dllm.kernels.linear import Matrix, linear
 
@@ -54,10 +53,9 @@ def _stored(x, dtype: tl.constexpr):
 @triton.jit
 def _scatter(
     packed, cos, sin, slot, place, keys, values, queries, places, n_heads, n_kv,
-    DIM: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, FP32: tl.constexpr, CHAINED: tl.constexpr,
+    DIM: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, FP32: tl.constexpr,
 ):  # fmt: skip
     """One program: one row, ``HEADS`` heads. Rotates q and k, writes q out and k, v to their places."""
-    follow(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     j = tl.arange(0, HALF)
@@ -181,7 +179,6 @@ def scattered(
             packed, cos[part], sin[part], slot[part], place[part], keys, values, queries[part],
             places, n_heads, n_kv,
             DIM=dim, HALF=triton.next_power_of_2(dim // 2), HEADS=heads, FP32=in_float32,
-            **chained(h.device),
         )  # fmt: skip
     assert queries is not None
     return queries

@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flash_dllm.kernels.chain import chained, follow
-
 
 @dataclass(frozen=True)
 class Tile:
@@ -35,10 +33,9 @@ def tile_for(width: int) -> Tile:
 @triton.jit(do_not_specialize=["rows"])
 def _norm(
     x, delta, weight, normed, residual, rows, width, eps, stride, delta_stride,
-    ADD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr,
+    ADD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One program: ``ROWS`` whole rows."""
-    follow(CHAINED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < rows)[:, None] & (column < width)[None, :]
@@ -73,7 +70,6 @@ def rms_norm(
         _norm[(triton.cdiv(rows, tile.rows),)](
             flat, added, weight, normed, residual, rows, width, eps, flat.stride(0), added.stride(0),
             ADD=delta is not None, ROWS=tile.rows, WIDTH=triton.next_power_of_2(width), num_warps=tile.warps,
-            **chained(x.device),
         )  # fmt: skip
     return normed.view(x.shape), x if delta is None else residual.view(x.shape)
 

@@ -28,13 +28,15 @@ class ScoreSum:
     """The attention score of every position, summed over the layers of a pass (Flash-dLLM, Eq. 2).
 
     Args:
-        reads: [S, C] int64, rows whose queries count; ``flags`` [S, C] bool, which of them exist.
+        reads: [S, C] int64, rows whose queries count, and maybe others behind them; ``flags`` [S, C] bool, which of
+            them exist.
         base: key places before position 0.
         own_rows: every scoring row is one of the canvas rows of its slot, and none a row beside them.
     """
 
     def __init__(self, reads: Tensor, flags: Tensor, base: int, own_rows: bool = False) -> None:
-        self.reads, self.flags, self.base, self.own_rows = reads, flags, base, own_rows
+        self.reads = reads[:, : flags.shape[1]].contiguous()
+        self.flags, self.base, self.own_rows = flags, base, own_rows
         self.sum: Tensor | None = None
         self._shares: Tensor | None = None
 
@@ -52,7 +54,7 @@ class ScoreSum:
         self.sum = part if self.sum is None else self.sum + part
 
     def into(self, q: Tensor, keys: Tensor, quick: bool = True) -> triton.Score:
-        """What a kernel needs to add one layer to the sum, which it may keep for each KV head.
+        """What a kernel needs to add one layer to the sum, which it keeps in parts, each added up in one order.
 
         ``quick``: it may add in the order that is fastest for this pass, and not always in the same.
         """
@@ -60,17 +62,17 @@ class ScoreSum:
 
         slots, places, n_kv, _ = keys.shape
         if self.sum is None:
-            self.sum = torch.zeros((slots, n_kv, places - self.base), device=q.device)
+            self.sum = torch.zeros((slots, n_kv * triton.LANES, places - self.base), device=q.device)
         shares = partial(self.shares, len(q), q.shape[1]) if self.own_rows and quick else None
         return triton.Score(self.sum, partial(triton.mean_query, q, self.reads, self.flags, n_kv), shares)
 
     def shares(self, rows: int, heads: int) -> Tensor:
         """Share of each row in its slot's score, [rows] float32: 1 / (scoring rows of the slot x heads), or 0."""
         if self._shares is None:
-            each = 1.0 / (self.flags.sum(1, keepdim=True).clamp_min(1) * heads)
-            grid = torch.zeros(rows + 1, device=self.flags.device)
-            index = torch.where(self.flags, self.reads, rows)
-            self._shares = grid.scatter_(0, index.flatten(), each.expand(self.flags.shape).flatten())[:rows]
+            each = self.flags / (self.flags.sum(1, keepdim=True).clamp_min(1) * heads)
+            # Reads that do not exist name rows that may count, and add nothing to them.
+            grid = torch.zeros(rows, device=self.flags.device)
+            self._shares = grid.scatter_add_(0, self.reads.flatten(), each.flatten())
         return self._shares
 
     @property

@@ -38,22 +38,33 @@ HOPPER_ALONE = {
     64: Tiles(64, 64, 1, 4, 4, True),
     128: Tiles(128, 64, 1, 8, 3, True),
 }
-"""Likewise where there are so few blocks that each is cut into ranges of keys."""
+"""Likewise where there are so few blocks that each is cut into ranges of keys, and no other launch runs beside."""
 
 
-def tiles_for(rows: int, blocks: int, group: int, dtype: torch.dtype, chip: Limits) -> Tiles:
-    """Tiles for ``rows`` rows a slot, ``blocks`` programs before any split."""
+def few(blocks: int, chip: Limits) -> bool:
+    """Whether ``blocks`` programs leave so much of the GPU idle that each is cut into ranges of keys."""
+    return 2 * blocks <= chip.processors
+
+
+def tiles_for(
+    rows: int, blocks: int, group: int, dtype: torch.dtype, chip: Limits, beside: bool = False
+) -> Tiles:
+    """Tiles for ``rows`` rows a slot, ``blocks`` programs before any split.
+
+    ``beside``: another launch runs at the same time, so two programs have to fit on a multiprocessor.
+    """
     if dtype == torch.float32:
         return Tiles(16 if rows * group <= 16 else 32, 32, warps=8)
     m = 16
     while m < min(rows * group, 128):
         m *= 2
     splits = 1
-    while splits < 4 and blocks * splits * 2 <= chip.processors:
+    while splits < 4 and few(blocks * splits, chip):
         splits *= 2
     if chip.shared >= H200.shared:
         many = rows * group > 256
-        return replace((HOPPER if splits == 1 else HOPPER_ALONE)[64 if many else m], splits=splits)
+        table = HOPPER if splits == 1 or beside else HOPPER_ALONE
+        return replace(table[64 if many else m], splits=splits)
     m = min(m, 64) if chip.shared < 100 * 1024 else m
     stages = 3 if chip.shared > 128 * 1024 else 2
     # By pointer, 64 rows of 4 warps keep more than the registers hold.

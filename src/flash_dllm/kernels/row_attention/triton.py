@@ -12,16 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flash_dllm.kernels.chain import chained, follow
 from flash_dllm.kernels.devices import has_descriptors, limits, precision
 
 from .groups import TABLES, Group
-from .tiles import Tiles, stored_tiles, tiles_for
+from .tiles import Tiles, few, stored_tiles, tiles_for
 
 READS = 64
 """Scoring rows added at once; one number, so that the order of the sum does not depend on how many there may be."""
 SCORED = 16
 """Places a program scores where attention does not make the score."""
+LANES = 8
+"""Parts of the score that a program may keep for its KV head."""
 JOINED = 16
 """Heads (of one row or several) whose key ranges a program joins."""
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -52,15 +53,33 @@ def _load(pointer, descriptor, first, at, column, stride, seen, N: tl.constexpr,
 
 
 @triton.jit
-def _fold(logit, value, top, mass, acc, PRECISION: tl.constexpr):
-    """One tile of keys into a running softmax; logits in powers of two."""
-    high = tl.maximum(top, tl.max(logit, 1))
+def _fold(raw, value, top, mass, acc, factor, PRECISION: tl.constexpr):
+    """One tile of keys into a running softmax of powers of two; ``raw`` is still to be multiplied by ``factor`` > 0.
+
+    That and the subtraction of the maximum are one instruction a logit.
+    """
+    high = tl.maximum(top, tl.max(raw, 1) * factor)
     level = tl.where(high == float("-inf"), 0.0, high)
-    weight = tl.exp2(logit - level[:, None])
+    weight = tl.exp2(raw * factor - level[:, None])
     fade = tl.exp2(top - level)
     mass = mass * fade + tl.sum(weight, 1)
     acc = tl.dot(weight.to(value.dtype), value, acc * fade[:, None], input_precision=PRECISION)
     return high, mass, acc
+
+
+@triton.jit
+def _by_lanes(x, LANES: tl.constexpr):
+    """Sums [LANES, N] over the lines of ``x`` [M, N]: those that one warp holds, of every 16 x LANES lines 16.
+
+    A sum over all lines would go through shared memory, and every warp would wait for every other in each tile.
+    """
+    M: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1]
+    if LANES == 1:
+        return tl.sum(x, 0)[None, :]
+    if M > LANES * 16:
+        x = tl.sum(tl.reshape(x, (M // (LANES * 16), LANES * 16, N)), 0)
+    return tl.sum(tl.reshape(x, (LANES, 16, N)), 1)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -69,10 +88,10 @@ def _attend(
     scale, base, row_stride, places, positions, n_rows, n_kv,
     GROUP: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, WHOLE: tl.constexpr, SCORE: tl.constexpr,
-    DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+    LANES: tl.constexpr, PARTS: tl.constexpr,
+    DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: a block of rows of one slot, one KV head, one range of keys."""
-    follow(CHAINED)
     # Heads first: what runs at the same time then reads neighbouring memory.
     head, entry, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     line = table + entry * 5
@@ -97,11 +116,17 @@ def _attend(
     start = begin + split * span
     stop = tl.minimum(end, start + span)
     if SCORE:
-        # A mean of raw logits over the scoring rows: the sum of a tile's columns, each row by its share. The first
-        # block of a slot scores its keys, the others none. A row that does not count may hold anything.
+        # A mean of raw logits over the scoring rows, which have equal shares: the sum of a tile's columns over them.
+        # The first block of a slot scores its keys, the others none. A row that does not count may hold anything.
         share = tl.load(shares + row, mask=own, other=0.0) * tl.load(line + 4).to(tl.float32)
-        target = score + (slot.to(tl.int64) * n_kv + head) * positions - base
+        each = tl.max(share, 0)
+        counts = (share > 0)[:, None]
+        adds = tl.max(_by_lanes(share[:, None], LANES), 1)[:, None] > 0
+        # A part for each lane: with one to add it up, a sum has one order.
+        first_part = (slot.to(tl.int64) * n_kv + head) * PARTS
+        target = score + (first_part + tl.arange(0, LANES)[:, None]) * positions - base
     place0, kv_column, stride = slot * places, head * DIM, n_kv * DIM
+    factor = scale * LOG2E
     top = tl.full((M,), float("-inf"), tl.float32)
     mass = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, PAD), tl.float32)
@@ -111,24 +136,20 @@ def _attend(
             key = _load(k, key_tiles, place0, at, kv_column, stride, n, N, DIM, PAD, False, DESCRIPTOR)
             raw = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
             if SCORE:
-                tl.atomic_add(
-                    target + at + n, tl.sum(tl.where((share > 0)[:, None], raw * share[:, None], 0.0), 0),
-                    sem="relaxed",
-                )  # fmt: skip
+                part_sums = _by_lanes(tl.where(counts, raw, 0.0), LANES) * each
+                tl.atomic_add(target + at + n[None, :], part_sums, mask=adds, sem="relaxed")
             value = _load(v, value_tiles, place0, at, kv_column, stride, n, N, DIM, PAD, False, DESCRIPTOR)
-            top, mass, acc = _fold(raw * (scale * LOG2E), value.to(query.dtype), top, mass, acc, PRECISION)
+            top, mass, acc = _fold(raw, value.to(query.dtype), top, mass, acc, factor, PRECISION)
         if full < stop:
             seen = full + n < stop
             key = _load(k, key_tiles, place0, full, kv_column, stride, seen, N, DIM, PAD, True, False)
             raw = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
             if SCORE:
-                tl.atomic_add(
-                    target + full + n, tl.sum(tl.where((share > 0)[:, None], raw * share[:, None], 0.0), 0),
-                    mask=seen, sem="relaxed",
-                )  # fmt: skip
+                part_sums = _by_lanes(tl.where(counts, raw, 0.0), LANES) * each
+                tl.atomic_add(target + full + n[None, :], part_sums, mask=adds & seen[None, :], sem="relaxed")
             value = _load(v, value_tiles, place0, full, kv_column, stride, seen, N, DIM, PAD, True, False)
-            logit = tl.where(seen[None, :], raw * (scale * LOG2E), float("-inf"))
-            top, mass, acc = _fold(logit, value.to(query.dtype), top, mass, acc, PRECISION)
+            raw = tl.where(seen[None, :], raw, float("-inf"))
+            top, mass, acc = _fold(raw, value.to(query.dtype), top, mass, acc, factor, PRECISION)
     else:
         for at in tl.range(start, stop, N):
             place = at + n
@@ -142,9 +163,9 @@ def _attend(
             )
             raw = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
             visible = (low[None, :] <= ranks[:, None]) & (ranks[:, None] < high[None, :])
-            logit = tl.where(visible, raw * (scale * LOG2E), float("-inf"))
+            raw = tl.where(visible, raw, float("-inf"))
             value = _load(v, value_tiles, place0, at, kv_column, stride, seen, N, DIM, PAD, True, DESCRIPTOR)
-            top, mass, acc = _fold(logit, value.to(query.dtype), top, mass, acc, PRECISION)
+            top, mass, acc = _fold(raw, value.to(query.dtype), top, mass, acc, factor, PRECISION)
     cells = row.to(tl.int64)[:, None] * (n_kv * GROUP * DIM) + column[:, None] + d[None, :]
     keep = own[:, None] & dims[None, :]
     if SPLITS == 1:
@@ -162,10 +183,9 @@ def _attend(
 @triton.jit(do_not_specialize=["n_rows"])
 def _combine(
     part, stats, out, table, n_rows, heads, DIM: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr,
-    C: tl.constexpr, CHAINED: tl.constexpr,
+    C: tl.constexpr,
 ):  # fmt: skip
     """Join the key ranges of ``C`` heads, of as many rows as they are of, in fixed order."""
-    follow(CHAINED)
     line = table + tl.program_id(0) * 5
     first, count = tl.load(line + 1), tl.load(line + 2)
     c, d = tl.program_id(1) * C + tl.arange(0, C), tl.arange(0, PAD)
@@ -191,12 +211,11 @@ def _combine(
 @triton.jit
 def _mean_query(
     q, reads, flags, mean, counts, row_stride, n_reads, n_kv,
-    GROUP: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, C: tl.constexpr, CHAINED: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Mean query of one slot and KV head over its scoring rows and the head's queries, divided by all heads; and how
     many scoring rows there are.
     """
-    follow(CHAINED)
     slot, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PAD)
     total = tl.zeros((PAD,), tl.float32)
@@ -219,10 +238,9 @@ def _mean_query(
 @triton.jit
 def _score_keys(
     k, mean, counts, lo, hi, ends, score, base, places, positions, width, lines,
-    T: tl.constexpr, C: tl.constexpr, CHAINED: tl.constexpr,
+    T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """The attention score of ``T`` places of one slot: the mean query of all heads against the whole key."""
-    follow(CHAINED)
     slot = tl.program_id(0).to(tl.int64)
     if tl.load(counts + slot) > 0:
         place = base + tl.program_id(1) * T + tl.arange(0, T)
@@ -248,7 +266,8 @@ class Score:
     """What the attention score is made from and where it goes.
 
     Attributes:
-        total: running sum over layers [S, Hkv, L] float32, which this layer is added to; it counts summed over Hkv.
+        total: running sum over layers [S, Hkv x LANES, L] float32, which this layer is added to; it counts summed over
+            the middle.
         mean: gives mean queries [S, Hkv, D] float32 and the number of rows behind each [S] float32.
         shares: gives the share of each row in its slot's score, [N] float32, 0 for rows that do not count; None
             where a scoring row may lie outside its slot's canvas rows.
@@ -275,7 +294,7 @@ def mean_query(q: Tensor, reads: Tensor, flags: Tensor, n_kv: int) -> tuple[Tens
     counts = torch.empty(slots, dtype=torch.float32, device=q.device)
     _mean_query[(slots, n_kv)](
         q, reads.contiguous(), flags.contiguous().view(torch.int8), mean, counts, q.stride(0), n_reads, n_kv,
-        GROUP=heads // n_kv, DIM=dim, PAD=_pad(dim), C=READS, **chained(q.device),
+        GROUP=heads // n_kv, DIM=dim, PAD=_pad(dim), C=READS,
     )  # fmt: skip
     return mean, counts
 
@@ -291,7 +310,7 @@ def score_keys(keys: Tensor, score: Score, interval: tuple[Tensor, Tensor], ends
     lines, positions = score.total.shape[1:]
     _score_keys[(slots, triton.cdiv(positions, SCORED))](
         keys, mean, counts, *interval, ends, score.total, base, places, positions, n_kv * dim, lines,
-        T=SCORED, C=256, num_warps=4, num_stages=3, **chained(keys.device),
+        T=SCORED, C=256, num_warps=4, num_stages=3,
     )  # fmt: skip
 
 
@@ -311,15 +330,17 @@ def attend_rows(
     rank, ends = rank.contiguous(), ends.contiguous()
     whole = tuple(g for g in groups if g.whole and g.size)
     others = tuple(g for g in groups if not g.whole and g.size)
-    beside = side_stream(q.device) if whole and others and q.is_cuda else None
+    # Where slots are few neither launch fills the GPU, so they run side by side.
+    beside = bool(whole and others) and q.is_cuda and few(_blocks(whole, q, kv[0]), limits(q.device))
+    side = side_stream(q.device) if beside else None
     if others:
-        chosen = tiles or _choose(q, kv[0], others, False)
-        if beside is not None:
-            beside.wait_stream(torch.cuda.current_stream(q.device))
-        with torch.cuda.stream(beside):
-            _launch(out, q, kv, others, rank, interval, ends, base, None, chosen, chain=beside is None)
+        chosen = tiles or _choose(q, kv[0], others, False, beside)
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream(q.device))
+        with torch.cuda.stream(side):
+            _launch(out, q, kv, others, rank, interval, ends, base, None, chosen)
     if whole:
-        chosen = tiles or _choose(q, kv[0], whole, score is not None)
+        chosen = tiles or _choose(q, kv[0], whole, score is not None, beside)
         inside = (
             score if score is not None and _scores_inside(whole, others, q, kv[0], score, chosen) else None
         )
@@ -327,24 +348,30 @@ def attend_rows(
         score = None if inside else score
     if score is not None:
         score_keys(kv[0], score, interval, ends, base)
-    if beside is not None:
-        torch.cuda.current_stream(q.device).wait_stream(beside)
+    if side is not None:
+        torch.cuda.current_stream(q.device).wait_stream(side)
     return out
 
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where the rows with intervals go while those of whole canvases run: neither fills the GPU when slots are few."""
+    """The stream for what runs beside the current one; joined again before anything else is launched."""
     return torch.cuda.Stream(device)
 
 
-def _choose(q: Tensor, keys: Tensor, groups: tuple[Group, ...], score: bool) -> Tiles:
-    """Tiles for the blocks of ``groups``: stored ones, or those of the table."""
+def _blocks(groups: tuple[Group, ...], q: Tensor, keys: Tensor) -> int:
+    """Programs of a launch before any split, with the largest blocks."""
+    n_kv = keys.shape[2]
+    group = q.shape[1] // n_kv
+    return n_kv * sum(len(g.slots) * -(-g.width * group // 128) for g in groups)
+
+
+def _choose(q: Tensor, keys: Tensor, groups: tuple[Group, ...], score: bool, beside: bool) -> Tiles:
+    """Tiles for the blocks of ``groups``: stored ones, or those of the table. What was stored ran alone."""
     (_, heads, dim), n_kv = q.shape, keys.shape[2]
     group, widest = heads // n_kv, max(g.width for g in groups)
-    stored = stored_tiles(sum(g.size for g in groups), widest, group, dim, score)
-    lanes = sum(len(g.slots) * -(-g.width * group // 128) for g in groups)
-    return stored or tiles_for(widest, lanes * n_kv, group, q.dtype, limits(q.device))
+    stored = None if beside else stored_tiles(sum(g.size for g in groups), widest, group, dim, score)
+    return stored or tiles_for(widest, _blocks(groups, q, keys), group, q.dtype, limits(q.device), beside)
 
 
 def _scores_inside(
@@ -373,7 +400,6 @@ def _launch(
     base: int,
     score: Score | None,
     tiles: Tiles,
-    chain: bool = True,
 ) -> None:
     keys, values = kv
     (n, heads, dim), (_, places, n_kv, _) = q.shape, keys.shape
@@ -389,20 +415,23 @@ def _launch(
         assert score.shares is not None
         shares, total = score.shares(), score.total
     sources = _descriptors(q, keys, values, tiles)
-    # On another stream the kernel before is not this one's predecessor.
-    follows = chained(q.device) if chain else {"CHAINED": False}
     _attend[(n_kv, table.shape[0], tiles.splits)](
         q, keys, values, *(sources or kv), out, part, stats, table, rank, *interval, ends, shares, total,
         dim**-0.5, base, q.stride(0), places, total.shape[-1], n, n_kv,
         GROUP=group, DIM=dim, PAD=_pad(dim), M=m, N=tiles.n, SPLITS=tiles.splits,
-        WHOLE=groups[0].whole, SCORE=score is not None, DESCRIPTOR=sources is not None, PRECISION=precision(q.dtype),
-        num_warps=tiles.warps, num_stages=tiles.stages, **follows,
+        WHOLE=groups[0].whole, SCORE=score is not None, LANES=lanes(m, tiles.warps, q.dtype), PARTS=LANES,
+        DESCRIPTOR=sources is not None, PRECISION=precision(q.dtype),
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if tiles.splits > 1:
         _combine[(table.shape[0], triton.cdiv(m // group * heads, JOINED))](
             part, stats, out, table, n, heads, DIM=dim, PAD=_pad(dim), SPLITS=tiles.splits, C=JOINED,
-            **follows,
         )  # fmt: skip
+
+
+def lanes(m: int, warps: int, dtype: torch.dtype) -> int:
+    """How many warps hold other lines of a tile of logits than the rest: from 64 lines on each has 16 of its own."""
+    return min(warps, m // 16, LANES) if m >= 64 and dtype != torch.float32 else 1
 
 
 def _descriptors(q: Tensor, keys: Tensor, values: Tensor, tiles: Tiles) -> tuple[Any, Any] | None:

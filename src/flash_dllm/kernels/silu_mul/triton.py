@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flash_dllm.kernels.chain import chained, follow
-
 
 @dataclass(frozen=True)
 class Tile:
@@ -26,9 +24,8 @@ VARIANTS = (Tile(512, 4), Tile(1024, 4), Tile(2048, 4), Tile(2048, 8), Tile(4096
 
 
 @triton.jit
-def _gate(packed, out, width, stride, blocks, WIDTH: tl.constexpr, CHAINED: tl.constexpr):
+def _gate(packed, out, width, stride, blocks, WIDTH: tl.constexpr):
     """One program: ``WIDTH`` columns of one row."""
-    follow(CHAINED)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * WIDTH + tl.arange(0, WIDTH)
     inside = column < width
@@ -50,7 +47,6 @@ def silu_mul(gate_up: Tensor, tile: Tile = TILE) -> Tensor:
     blocks = triton.cdiv(width, tile.width)
     if out.numel():
         _gate[(rows * blocks,)](
-            flat, out, width, flat.stride(0), blocks, WIDTH=tile.width, num_warps=tile.warps,
-            **chained(flat.device),
-        )  # fmt: skip
+            flat, out, width, flat.stride(0), blocks, WIDTH=tile.width, num_warps=tile.warps
+        )
     return out.view(*gate_up.shape[:-1], width)
