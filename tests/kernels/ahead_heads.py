@@ -78,7 +78,7 @@ def scan(tile: heads.Tile, arch: int, ask: Ask, dtype: str = "bf16", variant: bo
         "MEASURE": ask.measure, "SAMPLE": ask.sample, "SUPPRESS": ask.suppress, "ASKED": ask.asked,
         "EOS": (3,) if ask.suppress else (), "QUIET": (3, 4) if ask.suppress else (),
         "M": tile.rows, "V": tile.vocab, "K": tile.depth, "SWAP": tile.swap, "PARTS": tile.parts,
-        "DESCRIPTOR": tile.descriptor, "FLAT": tile.flat, "EVEN": True, "CHAINED": arch == 90,
+        "DESCRIPTOR": tile.descriptor, "FLAT": tile.flat, "EVEN": True,
         "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
     return Case(
@@ -110,15 +110,7 @@ def join_cases() -> Iterator[Case]:
     pointers = ["part", "score", "token", "suppress", "out_token", "out_prob", "out_measure", "out_wanted"]
     kinds = ["*fp32", "*fp64", "*i32", "*i64", "*i64", "*fp32", "*fp32", "*fp32"]
     signature = {**dict(zip(pointers, kinds, strict=True)), "rows": "i32", "splits": "i32"}
-    constants = {
-        "MEASURE": 1,
-        "SAMPLE": 1,
-        "SUPPRESS": True,
-        "ASKED": True,
-        "QUIET": (3, 4),
-        "S": 2048,
-        "CHAINED": True,
-    }
+    constants = {"MEASURE": 1, "SAMPLE": 1, "SUPPRESS": True, "ASKED": True, "QUIET": (3, 4), "S": 2048}
     yield Case("join", 90, head._join, with_constants(signature, constants), constants, {"num_warps": 4})
 
 
@@ -131,14 +123,14 @@ def row_cases() -> Iterator[Case]:
     aligned = ("width", "stride", "delta_stride")
     wide = [(4096, tile, True) for tile in norm.VARIANTS]
     for width, tile, variant in [(w, t, False) for w, t in norm.TILES] + wide:
-        constants = {"ADD": True, "ROWS": tile.rows, "WIDTH": width, "CHAINED": True}
+        constants = {"ADD": True, "ROWS": tile.rows, "WIDTH": width}
         yield Case(
             f"norm {width} {tile}", 90, norm._norm, with_constants(signature, constants), constants,
             {"num_warps": tile.warps}, aligned, variant,
         )  # fmt: skip
     signature = {"packed": "*bf16", "out": "*bf16", "width": "i32", "stride": "i32", "blocks": "i32"}
     for tile in gate.VARIANTS:
-        constants = {"WIDTH": tile.width, "CHAINED": True}
+        constants = {"WIDTH": tile.width}
         yield Case(
             f"gate {tile}", 90, gate._gate, with_constants(signature, constants), constants,
             {"num_warps": tile.warps}, ("width", "stride"), tile != gate.TILE,
