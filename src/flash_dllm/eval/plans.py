@@ -164,7 +164,9 @@ def _table5() -> Plan:
 def _table6() -> Plan:
     # Few slots first, here and in Figure 4: where time ends early, every method has been seen.
     cells = [
-        _cell(name, f"batch {batch}", name, batch=batch, options=_flash("gsm8k", 80), published=columns[batch])
+        _cell(
+            name, f"batch {batch}", name, batch=batch, options=_flash("gsm8k", 80), published=columns[batch]
+        )
         for batch in published.BATCHES
         for name, columns in published.TABLE6.items()
     ]
