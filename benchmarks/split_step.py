@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/split_step.py OUT.json   # two: bf16 and fp8
 
 Rows are added to OUT.json, so that both runs can share one file. ``--requests 64`` adds, for each method and number of
-slots, the throughput of that many requests (prompts of 850-1,099 tokens, answers of 96-256). On a CPU: --shape
-llada-tiny --device cpu.
+slots, the throughput of that many requests (prompts of 850-1,099 tokens, answers of 96-256, the pace of ``flash-dllm
+bench workload``). On a CPU: --shape llada-tiny --device cpu.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flash_dllm.bench.facts import facts
 from flash_dllm.bench.floors import measure_ceilings
 from flash_dllm.bench.step import Place, measure_step
 from flash_dllm.bench.synthetic import Setting, weights
-from flash_dllm.bench.throughput import WORKLOAD, measure_load
+from flash_dllm.bench.throughput import WORKLOAD, measure_load, pace_of
 from flash_dllm.models.layers import Model
 from flash_dllm.parallel import random_part
 from flash_dllm.parallel.group import Group
@@ -35,8 +35,6 @@ KEPT = ("method", "batch", "prompt", "answer", "ms", "wall_ms", "host_ms", "firs
         "weights_gib", "kv_gib", "kernels_a_step", "idle_share")  # fmt: skip
 LOAD = ("method", "batch", "requests", "prompt", "answer", "answer_tokens", "seconds", "tokens_per_second",
         "tokens_per_forward", "steps", "passes", "ms", "latency_s", "peak_gib", "warm_up_s", "failed")  # fmt: skip
-PACE = {"threshold": (3.0, 0.0), "verify": (2.0, 2.0)}
-"""Tokens a step by confidence and by verification in the requests; as ``flash-dllm bench workload``."""
 
 
 def main() -> None:
@@ -77,19 +75,17 @@ def main() -> None:
         for method in args.methods.split(","):
             for batch in map(int, args.batch.split(",")):
                 place = Place(batch, args.prompt, args.answer, args.steps)
-                row = measure_step(replace(setting, method=method), model, place, ceilings)
+                mine = replace(setting, method=method)
+                parts = [("rows", KEPT, measure_step(mine, model, place, ceilings))]
+                if args.requests:
+                    commits, accepts = pace_of(method)
+                    paced = replace(mine, commits=commits, accepts=accepts)
+                    load = replace(WORKLOAD, requests=args.requests)
+                    parts.append(("throughput", LOAD, measure_load(paced, model, batch, load, runs=1)[-1]))
                 if group is None or group.rank == 0:
-                    kept = {"gpus": size, "form": form, "shape": args.shape, **{k: row.get(k) for k in KEPT}}
-                    save(args.out, "rows", kept, model)
-                if not args.requests:
-                    continue
-                commits, accepts = PACE[method.partition("+")[2]]
-                paced = replace(setting, method=method, commits=commits, accepts=accepts)
-                load = replace(WORKLOAD, requests=args.requests)
-                row = measure_load(paced, model, batch, load, runs=1)[-1]
-                if group is None or group.rank == 0:
-                    kept = {"gpus": size, "form": form, "shape": args.shape, **{k: row.get(k) for k in LOAD}}
-                    save(args.out, "throughput", kept, model)
+                    about = {"gpus": size, "form": form, "shape": args.shape}
+                    for part, kept, row in parts:
+                        save(args.out, part, about | {k: row.get(k) for k in kept}, model)
         del model
     if group is not None:
         team.close()

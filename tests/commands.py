@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,3 +28,11 @@ def run_command(*words: object, stdin: str | bytes | None = None) -> Outcome:
 
     result = CliRunner().invoke(app, [str(w) for w in words], input=stdin)  # type: ignore[arg-type]
     return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
+def interruptible() -> None:
+    """``preexec_fn`` of a process that a test interrupts.
+
+    What a shell starts in its background has interrupts ignored, and so would its children.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from flash_dllm import LLM, SamplingParams
 from flash_dllm.trace import read_trace
 from tests.checkpoints import config, write_checkpoint
-from tests.commands import Run
+from tests.commands import Run, interruptible
 
 
 def lines(path: Path) -> list[dict]:  # type: ignore[type-arg]
@@ -293,9 +292,7 @@ def test_ctrl_c_keeps_what_is_finished(chat_folder: Path, tmp_path: Path) -> Non
         out,
     )
     command = [sys.executable, "-m", "flash_dllm", "generate", *map(str, options)]
-    # What a shell starts in its background has interrupts ignored, and so would its children.
-    unignore = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=unignore)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible)
     deadline = time.monotonic() + 120
     while not (out.exists() and out.read_text().count("\n") >= 2):
         assert process.poll() is None and time.monotonic() < deadline

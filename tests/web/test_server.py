@@ -9,14 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from flash_dllm.web import static_folder
-from tests.commands import Run
+from tests.commands import Run, interruptible
 
 PAGES = ("index", "cache", "verify", "player", "playground", "results")
 
@@ -80,10 +79,8 @@ def test_explain_serves_and_ends(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(json.dumps([{"method": "m", "batch": 2, "tokens_per_second": 3.5}]))
     command = [sys.executable, "-m", "flash_dllm", "explain", "--no-browser", "--results", str(tmp_path)]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    # A shell starts what runs in its background with interrupts ignored, and so would this one's child be.
-    unignore = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, preexec_fn=unignore
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, preexec_fn=interruptible
     ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]

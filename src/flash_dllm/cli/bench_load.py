@@ -80,16 +80,12 @@ def workload(
 
     Pace forced: three commits a step; for methods that verify, two commits and two accepted drafts.
     """
-    from flash_dllm.bench.throughput import WORKLOAD
+    from flash_dllm.bench.throughput import WORKLOAD, pace_of
 
-    names = words(methods)
-    plain = ",".join(n for n in names if not n.endswith(("+verify", "+branch")))
-    tested = ",".join(n for n in names if n.endswith(("+verify", "+branch")))
     settings = []
-    if plain:
-        settings += settings_of(shape, plain, option, 3.0, 0.0, impl, eager, gang=not refill)
-    if tested:
-        settings += settings_of(shape, tested, option, 2.0, 2.0, impl, eager, gang=not refill)
+    # Methods that verify come last.
+    for name in sorted(words(methods), key=lambda name: pace_of(name)[1]):
+        settings += settings_of(shape, name, option, *pace_of(name), impl, eager, gang=not refill)
     _run_load("workload", shape, settings, (slots,), WORKLOAD, 2, device, dtype, json_, None)
 
 

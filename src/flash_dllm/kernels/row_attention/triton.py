@@ -82,6 +82,12 @@ def _by_lanes(x, LANES: tl.constexpr):
     return tl.sum(tl.reshape(x, (LANES, 16, N)), 1)
 
 
+@triton.jit
+def _add_score(target, raw, counts, each, adds, LANES: tl.constexpr):
+    """Add one tile's logits ``raw`` [M, N] of the lines that count, ``each`` of them worth so much, to the score."""
+    tl.atomic_add(target, _by_lanes(tl.where(counts, raw, 0.0), LANES) * each, mask=adds, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["n_rows"])
 def _attend(
     q, k, v, key_tiles, value_tiles, out, part, stats, table, rank, lo, hi, ends, shares, score,
@@ -136,8 +142,7 @@ def _attend(
             key = _load(k, key_tiles, place0, at, kv_column, stride, n, N, DIM, PAD, False, DESCRIPTOR)
             raw = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
             if SCORE:
-                part_sums = _by_lanes(tl.where(counts, raw, 0.0), LANES) * each
-                tl.atomic_add(target + at + n[None, :], part_sums, mask=adds, sem="relaxed")
+                _add_score(target + at + n[None, :], raw, counts, each, adds, LANES)
             value = _load(v, value_tiles, place0, at, kv_column, stride, n, N, DIM, PAD, False, DESCRIPTOR)
             top, mass, acc = _fold(raw, value.to(query.dtype), top, mass, acc, factor, PRECISION)
         if full < stop:
@@ -145,8 +150,7 @@ def _attend(
             key = _load(k, key_tiles, place0, full, kv_column, stride, seen, N, DIM, PAD, True, False)
             raw = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
             if SCORE:
-                part_sums = _by_lanes(tl.where(counts, raw, 0.0), LANES) * each
-                tl.atomic_add(target + full + n[None, :], part_sums, mask=adds & seen[None, :], sem="relaxed")
+                _add_score(target + full + n[None, :], raw, counts, each, adds & seen[None, :], LANES)
             value = _load(v, value_tiles, place0, full, kv_column, stride, seen, N, DIM, PAD, True, False)
             raw = tl.where(seen[None, :], raw, float("-inf"))
             top, mass, acc = _fold(raw, value.to(query.dtype), top, mass, acc, factor, PRECISION)
