@@ -37,6 +37,9 @@ class Counted:
         with self.counter:
             return self.step()
 
+    def drop(self) -> None:
+        """Nothing is held."""
+
 
 @pytest.mark.parametrize("case", range(len(SLOTS)), ids=[f"{busy}-of-{slots}" for slots, busy in SLOTS])
 @pytest.mark.parametrize(("name", "options", "most"), METHODS)

@@ -40,7 +40,10 @@ class Again:
     """Stands in for a CUDA graph where there is none: the same step with the same host numbers."""
 
     def __init__(self, step: Callable[[], StepRecord]) -> None:
-        self.play = step
+        self.play, self.dropped = step, False
+
+    def drop(self) -> None:
+        self.dropped = True
 
 
 def models(family: str) -> Model:

@@ -97,12 +97,15 @@ from flash_dllm.engine.runner import Runner
 class Again:
     def __init__(self, step):
         self.play = step
+        recorded.append(self)
+    def drop(self):
+        recorded.remove(self)
 
 def move(self, source, target):
     moves.append((source, target))
     plain(self, source, target)
 
-moves, plain = [], Decoder.move
+moves, recorded, plain = [], [], Decoder.move
 Decoder.move = move
 Runner.for_device = classmethod(lambda cls, decoder, eager: cls(decoder, Again))
 llm = LLM(sys.argv[1], device="cpu", dtype="float32", tensor_parallel_size=int(sys.argv[2]), cache="flash",
@@ -111,7 +114,9 @@ prompts = [[5 + i, 9, 300, 41] for i in range(6)]
 params = [SamplingParams(max_tokens=n, epsilon=1.0, stop_at_eos=False) for n in (3, 4, 20, 5, 3, 24)]
 done = llm.generate(prompts, params, use_tqdm=False)
 print("answers:", json.dumps([[moves], [(o.outputs[0].token_ids, o.outputs[0].nfe) for o in done]]))
+assert recorded
 llm.close()
+assert not recorded or int(sys.argv[2]) == 1, "what is recorded goes before the ranks part"
 """
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_dllm.kernels.ranks import Recordings
 from flash_dllm.models.layers import Model
 from flash_dllm.models.load import Form, load_model
 from flash_dllm.parallel import split, with_sums
@@ -34,6 +35,7 @@ class ThreadRanks:
 
     def __init__(self, hall: Hall, rank: int) -> None:
         self.hall, self.rank, self.size = hall, rank, hall.size
+        self.holders: list[Recordings] = []
 
     def _all(self, x: Tensor) -> list[Tensor]:
         self.hall.slots[self.rank] = x.clone()
@@ -53,6 +55,9 @@ class ThreadRanks:
         self.hall.gathers += self.rank == 0
         self.hall.largest = max(self.hall.largest, x[0].numel() if x.shape[0] else 0)
         return torch.stack(self._all(x))
+
+    def before_parting(self, holder: Recordings) -> None:
+        self.holders.append(holder)
 
 
 def on_ranks(size: int, work: Callable[[ThreadRanks], Any], hall: Hall | None = None) -> list[Any]:

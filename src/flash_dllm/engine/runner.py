@@ -32,6 +32,9 @@ class Tape(Protocol):
     def play(self) -> StepRecord:
         """Run it again on the same tensors; the record's tensors are overwritten by the next one that plays."""
 
+    def drop(self) -> None:
+        """Free what was recorded; it cannot play any more."""
+
 
 Recorder = Callable[[Callable[[], StepRecord]], Tape]
 
@@ -54,6 +57,9 @@ class CudaTape:
     def play(self) -> StepRecord:
         self._graph.replay()
         return self._record
+
+    def drop(self) -> None:
+        self._graph.reset()
 
 
 def cuda_recorder() -> Recorder:
@@ -88,6 +94,9 @@ class Runner:
         self.tapes: dict[Key, Tape] = {}
         self._seen: set[Key] = set()
         self.played = self.eager = 0
+        ranks = decoder.ctx.model.ranks
+        if record is not None and ranks is not None:
+            ranks.before_parting(self)
 
     @classmethod
     def for_device(cls, decoder: Decoder, enforce_eager: bool) -> Runner:
@@ -107,6 +116,12 @@ class Runner:
             self.eager += 1
             return self.decoder.step(lanes)
         return self._steady(self._key(max(lanes.run) + 1, lanes.width))
+
+    def forget(self) -> None:
+        """Drop every recorded step, and record none from here on."""
+        self._record = None
+        while self.tapes:
+            self.tapes.popitem()[1].drop()
 
     def moves(self, live: Sequence[int]) -> list[tuple[int, int]]:
         """Moves (from, to) after which a smaller graph plays the steady steps of the slots ``live``.

@@ -11,6 +11,13 @@ from typing import Protocol
 from torch import Tensor
 
 
+class Recordings(Protocol):
+    """Who may have recorded sums, in a graph that plays them again."""
+
+    def forget(self) -> None:
+        """Drop what is recorded; any thread may call this, also while a recording plays."""
+
+
 class Ranks(Protocol):
     """The ranks that share one model. Every method is called by all of them, in the same order.
 
@@ -26,6 +33,12 @@ class Ranks(Protocol):
 
     def gather(self, x: Tensor) -> Tensor:
         """``x`` of every rank, [size, *x.shape]."""
+
+    def before_parting(self, holder: Recordings) -> None:
+        """Have ``holder`` forget its recordings before the ranks part: NCCL waits for graphs that hold its sums.
+
+        Holds it weakly, and is the one method that a rank may call by itself.
+        """
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,11 @@ class Liveness:
                 return
             self.lost = reason
             self._changed.notify_all()
-        self.abort()
+        # Before the sums are broken off: that may wait for good itself.
         timer = threading.Timer(GRACE, self._give_up)
         timer.daemon = True
         timer.start()
+        self.abort()
 
     def _give_up(self) -> None:
         if self._inside and not self.closing:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flash_dllm.kernels.ranks import Recordings
+
 from .errors import ParallelError
 
 STALL = 300.0
 """Seconds after which a sum that not all ranks came to is an error. A rank that dies is noticed at once."""
+
+BREAK = 10.0
+"""Seconds in which NCCL must break off its sums, once nothing holds them."""
 
 
 def distributed() -> Any:
@@ -42,6 +49,7 @@ class Group:
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         dist = distributed()
         self.rank, self.size, self.device = rank, size, device
+        self._holders: weakref.WeakSet[Recordings] = weakref.WeakSet()
         self._reduce = dist.all_reduce
         # Renamed in torch 2.13.
         self._gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -63,16 +71,32 @@ class Group:
         self._gather(out, x.contiguous())
         return out.view(self.size, *x.shape)
 
+    def before_parting(self, holder: Recordings) -> None:
+        """``holder`` forgets its recordings before this group is left or broken off; held weakly."""
+        self._holders.add(holder)
+
     def abort(self) -> None:
         """Break off what waits for a rank that is gone; any thread may call this."""
         if self.device.type == "cuda":
-            # A gloo call ends by itself when a connection breaks; a NCCL kernel would wait for good.
-            with contextlib.suppress(Exception):
-                distributed().group.WORLD._get_backend(self.device).abort()
+            # A gloo call ends by itself when a connection breaks; a NCCL kernel would wait for good. NCCL first frees
+            # its kernels and then waits for the graphs that hold them, so those go meanwhile.
+            breaking = threading.Thread(target=self._break_off, daemon=True)
+            breaking.start()
+            self._forget()
+            breaking.join(BREAK)
 
     def close(self) -> None:
         """Leave the group."""
+        self._forget()
         dist = distributed()
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
+
+    def _break_off(self) -> None:
+        with contextlib.suppress(Exception):
+            distributed().group.WORLD._get_backend(self.device).abort()
+
+    def _forget(self) -> None:
+        for holder in list(self._holders):
+            holder.forget()
