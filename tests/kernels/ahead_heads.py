@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flash_dllm.kernels.head_confidence import filters
 from flash_dllm.kernels.head_confidence import tiles as heads
 from flash_dllm.kernels.head_confidence import triton as head
 from flash_dllm.kernels.rms_norm import triton as norm
@@ -30,12 +31,14 @@ class Ask:
     sample: int = 0
     suppress: bool = False
     asked: bool = False
+    filters: bool = False
 
 
 PLAIN = Ask()
 # A draft by margin or by entropy, and the read of a verify pass with gaps of a fixed length.
 USUAL = (Ask(measure=1), Ask(measure=2), Ask(suppress=True, asked=True))
 SAMPLED = (Ask(sample=1), Ask(sample=2, measure=2), Ask(sample=2, measure=1, suppress=True))
+FILTERED = tuple(Ask(sample=sample, measure=1, suppress=True, filters=True) for sample in (1, 2))
 
 
 @dataclass
@@ -70,13 +73,13 @@ def scan(tile: heads.Tile, arch: int, ask: Ask, dtype: str = "bf16", variant: bo
     integers = ["rows", "vocab", "depth", "stride", "weight_stride", "n_tokens", "mask_id", "tiles", "splits"]
     signature = {
         "h": operand(tile.rows), "w": operand(tile.vocab), "suppress": "*i64", "wanted": "*i64",
-        "temperature": "*fp32", "hash_first": "*i64", "hash_second": "*i64",
-        "part": "*fp32", "score": "*fp64" if ask.sample else "*fp32", "token": "*i32",
+        "temperature": "*fp32", "top_p": "*fp32", "top_k": "*i64", "hash_first": "*i64", "hash_second": "*i64",
+        "part": "*fp32", "score": "*fp64" if ask.sample else "*fp32", "token": "*i32", "keep": "*fp32",
         **dict.fromkeys(integers, "i32"),
     }  # fmt: skip
     constants = {
         "MEASURE": ask.measure, "SAMPLE": ask.sample, "SUPPRESS": ask.suppress, "ASKED": ask.asked,
-        "EOS": (3,) if ask.suppress else (), "QUIET": (3, 4) if ask.suppress else (),
+        "EOS": (3,) if ask.suppress else (), "QUIET": (3, 4) if ask.suppress else (), "FILTER": ask.filters,
         "M": tile.rows, "V": tile.vocab, "K": tile.depth, "SWAP": tile.swap, "PARTS": tile.parts,
         "DESCRIPTOR": tile.descriptor, "FLAT": tile.flat, "EVEN": True,
         "PRECISION": "ieee" if dtype == "fp32" else "tf32",
@@ -95,7 +98,7 @@ def head_cases() -> Iterator[Case]:
             for ask in (PLAIN, *USUAL) if arch == 90 else (PLAIN, USUAL[-1]):
                 yield scan(tile, arch, ask)
         for _, tile in heads.NOISY:
-            for ask in SAMPLED if arch == 90 else SAMPLED[-1:]:
+            for ask in (*SAMPLED, *FILTERED) if arch == 90 else (SAMPLED[-1], FILTERED[-1]):
                 yield scan(tile, arch, ask)
         for _, tile in heads.WIDE:
             yield scan(tile, arch, USUAL[1], "fp32")
@@ -107,11 +110,44 @@ def head_cases() -> Iterator[Case]:
 
 def join_cases() -> Iterator[Case]:
     """The parts of LLaDA's vocabulary at the smallest tile."""
-    pointers = ["part", "score", "token", "suppress", "out_token", "out_prob", "out_measure", "out_wanted"]
-    kinds = ["*fp32", "*fp64", "*i32", "*i64", "*i64", "*fp32", "*fp32", "*fp32"]
+    pointers = [
+        "part",
+        "score",
+        "token",
+        "suppress",
+        "out_token",
+        "out_prob",
+        "out_measure",
+        "out_wanted",
+        "out_z",
+    ]
+    kinds = ["*fp32", "*fp64", "*i32", "*i64", "*i64", *["*fp32"] * 4]
     signature = {**dict(zip(pointers, kinds, strict=True)), "rows": "i32", "splits": "i32"}
-    constants = {"MEASURE": 1, "SAMPLE": 1, "SUPPRESS": True, "ASKED": True, "QUIET": (3, 4), "S": 2048}
+    constants = {
+        "MEASURE": 1, "SAMPLE": 1, "FILTER": True, "SUPPRESS": True, "ASKED": True, "QUIET": (3, 4), "S": 2048
+    }  # fmt: skip
     yield Case("join", 90, head._join, with_constants(signature, constants), constants, {"num_warps": 4})
+
+
+def filter_cases() -> Iterator[Case]:
+    """Top-k and top-p on the logits that were kept."""
+    pointers = {
+        "logits": "*fp32", "suppress": "*i64", "wanted": "*i64", "temperature": "*fp32", "top_p": "*fp32",
+        "top_k": "*i64", "hash_first": "*i64", "hash_second": "*i64", "log_z": "*fp32", "out_token": "*i64",
+        **dict.fromkeys(["out_prob", "out_measure", "out_wanted"], "*fp32"),
+        **dict.fromkeys(["vocab", "n_tokens", "mask_id"], "i32"),
+    }  # fmt: skip
+    for arch in (90, 80, 89):
+        for sample in (1, 2):
+            for measure in (0, 1, 2):
+                constants = {
+                    "MEASURE": measure, "SAMPLE": sample, "SUPPRESS": True, "ASKED": True, "EOS": (3,), "QUIET": (3, 4),
+                    "B": filters.BLOCK,
+                }  # fmt: skip
+                yield Case(
+                    f"filter {sample} {measure}", arch, filters._filter, with_constants(pointers, constants),
+                    constants, {"num_warps": filters.WARPS},
+                )  # fmt: skip
 
 
 def row_cases() -> Iterator[Case]:
@@ -139,7 +175,7 @@ def row_cases() -> Iterator[Case]:
 
 def main() -> None:
     variants = "--variants" in sys.argv[1:]
-    for case in (*head_cases(), *join_cases(), *row_cases()):
+    for case in (*head_cases(), *join_cases(), *filter_cases(), *row_cases()):
         if case.variant and not variants:
             continue
         built = asdict(case.compile())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.methods.invariants import one_layer
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAN = float("nan")
 MEASURES = ["prob", "margin", "neg_entropy"]
+SAMPLES = ["argmax", "gumbel", "categorical", "gumbel filters", "categorical filters"]
 SMALL_TILES = [
     Tile(16, 64, 32, 4, 2, swap=True),
     Tile(32, 64, 32, 4, 2, persistent=1),
@@ -56,7 +58,7 @@ def matrices(
 
 
 def sampling(rows: int, categorical: bool, seed: int = 7, **more: Any) -> Sampling:
-    """Counter-based sampling at temperatures from 0 to 1.5."""
+    """Counter-based sampling at temperatures from 0 to 1.5; with ``filters`` some rows have top-p, top-k or both."""
     noise, pos = CounterNoise(), torch.arange(rows, device=DEVICE)[None] * 3
     noise.begin(torch.tensor([seed], device=DEVICE), torch.tensor([2**33 + 5], device=DEVICE), 4 * rows)
     warm = torch.linspace(1.5, 0, rows)
@@ -66,8 +68,14 @@ def sampling(rows: int, categorical: bool, seed: int = 7, **more: Any) -> Sampli
         "counter": partial(noise.token_hashes, pos),
         **more,
     }
-    ones = torch.ones(rows, device=DEVICE)
-    return Sampling(warm.to(DEVICE), ones, ones.long() * 0, categorical=categorical, **fields)
+    top_p, top_k = torch.ones(rows), torch.zeros(rows, dtype=torch.int64)
+    if fields["filters"]:
+        made = torch.Generator().manual_seed(seed)
+        top_p = torch.rand(rows, generator=made)
+        top_k = torch.randint(1, 9, (rows,), generator=made)
+        which = torch.randint(0, 4, (rows,), generator=made)
+        top_p[which % 2 == 0], top_k[which < 2] = 1.0, 0
+    return Sampling(warm.to(DEVICE), top_p.to(DEVICE), top_k.to(DEVICE), categorical=categorical, **fields)
 
 
 def check(h: Tensor, weight: Tensor, spec: HeadSpec, run: Callable[[], HeadOut]) -> None:
@@ -102,7 +110,10 @@ def spec_for(rows: int, vocab: int, measure: str, ask: str, sample: str, seed: i
         suppress = (torch.arange(rows) % 4).to(DEVICE)
     if "wanted" in ask:
         wanted = torch.randint(0, vocab, (rows,), generator=made).to(DEVICE)
-    drawn = None if sample == "argmax" else sampling(rows, sample == "categorical", seed=seed)
+    how, _, filters = sample.partition(" ")
+    drawn = (
+        None if how == "argmax" else sampling(rows, how == "categorical", seed=seed, filters=bool(filters))
+    )
     return HeadSpec(max(2, vocab - 3), 1, measure, suppress, (0, vocab // 2), (vocab // 2, 4), drawn, wanted)
 
 
@@ -111,7 +122,7 @@ def spec_for(rows: int, vocab: int, measure: str, ask: str, sample: str, seed: i
     st.sampled_from([1, 2, 15, 16, 17, 33]), st.sampled_from([6, 63, 64, 65, 200, 517]),
     st.sampled_from([8, 40, 64, 75]),
     st.sampled_from(MEASURES), st.sampled_from(["", "suppress", "wanted", "suppress wanted"]),
-    st.sampled_from(["argmax", "gumbel", "categorical"]), st.sampled_from(SMALL_TILES),
+    st.sampled_from(SAMPLES[:3]), st.sampled_from(SMALL_TILES),
     st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 99),
 )  # fmt: skip
 def test_kernel_does_what_the_definition_does(
@@ -126,6 +137,20 @@ def test_kernel_does_what_the_definition_does(
     seed: int,
 ) -> None:
     h, weight = matrices(rows, vocab, depth, dtype, seed)
+    spec = spec_for(rows, vocab, measure, ask, sample, seed)
+    check(h, weight, spec, lambda: kernel.head_confidence(h, weight, spec, tile))
+
+
+@settings(max_examples=12)
+@given(
+    st.integers(1, 4), st.sampled_from([6, 65, 517]), st.sampled_from(MEASURES),
+    st.sampled_from(["", "suppress wanted"]), st.sampled_from(SAMPLES[3:]), st.sampled_from(SMALL_TILES),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_filters_keep_what_the_definition_keeps(
+    rows: int, vocab: int, measure: str, ask: str, sample: str, tile: Tile, seed: int
+) -> None:
+    h, weight = matrices(rows, vocab, 40, torch.float32, seed)
     spec = spec_for(rows, vocab, measure, ask, sample, seed)
     check(h, weight, spec, lambda: kernel.head_confidence(h, weight, spec, tile))
 
@@ -145,6 +170,7 @@ def test_the_tiles_that_it_chooses(rows: int, impl: str, dtype: torch.dtype) -> 
     *((rows, "argmax", "prob") for rows in (1, 16, 17, 128, 512)),
     *((16, sample, measure) for sample in ("argmax", "gumbel", "categorical") for measure in MEASURES),
     *((512, sample, "prob") for sample in ("gumbel", "categorical")),
+    *((rows, sample, "prob") for rows in (16, 512) for sample in SAMPLES[3:]),
 ])  # fmt: skip
 def test_real_sizes(rows: int, vocab: int, depth: int, sample: str, measure: str) -> None:
     h, weight = matrices(rows, vocab, depth, torch.bfloat16)
@@ -163,14 +189,17 @@ def test_the_invariant_tile_gives_a_row_the_same_bits_in_any_batch() -> None:
 
 
 @pytest.mark.gpu
-def test_logits_are_never_held() -> None:
-    h, weight = matrices(512, 126_464, 4096, torch.bfloat16)
-    spec = HeadSpec(126_349, 126_336)
-    head_confidence(h, weight, spec, impl="triton")
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    head_confidence(h, weight, spec, impl="triton")
-    assert torch.cuda.max_memory_allocated() - before < 512 * 126_464 // 2
+def test_logits_are_held_for_filters_only_and_in_chunks() -> None:
+    h, weight = matrices(1024, 126_464, 4096, torch.bfloat16)
+    logits = 512 * 126_464 * 4
+    for filters, least, most in ((False, 0, logits / 8), (True, logits, 1.25 * logits)):
+        spec = HeadSpec(126_349, 126_336, sampling=sampling(1024, False, filters=filters))
+        head_confidence(h, weight, spec, impl="triton")
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        head_confidence(h, weight, spec, impl="triton")
+        assert least <= torch.cuda.max_memory_allocated() - before < most
 
 
 @pytest.mark.parametrize("tile", SMALL_TILES, ids=str)
@@ -207,11 +236,13 @@ def test_logits_far_apart_neither_overflow_nor_vanish() -> None:
 
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
 @pytest.mark.parametrize("measure", MEASURES)
-@pytest.mark.parametrize("sample", ["argmax", "gumbel", "categorical"])
+@pytest.mark.parametrize("sample", SAMPLES)
 def test_a_row_that_is_not_finite_shows_and_stays_alone(bad: float, measure: str, sample: str) -> None:
     h, weight = matrices(5, 200, 16)
     h[2, 3] = bad
     spec = spec_for(5, 200, measure, "wanted", sample, 3)
+    if spec.sampling is not None and spec.sampling.filters:
+        spec = replace(spec, sampling=replace(spec.sampling, top_k=torch.full((5,), 3, device=DEVICE)))
     out = head_confidence(h, weight, spec, impl="triton")
     assert not out.prob[2].isfinite()
     others = [0, 1, 3, 4]
@@ -252,8 +283,8 @@ def test_what_the_kernel_does_not_know_runs_on_the_definition(monkeypatch: pytes
     plain = sampling(4, False)
     known = HeadSpec(50, 1, sampling=plain)
     assert fused(known) and fused(HeadSpec(50, 1))
+    assert fused(HeadSpec(50, 1, sampling=sampling(4, False, filters=True)))
     unknown = [
-        HeadSpec(50, 1, sampling=sampling(4, False, filters=True)),
         HeadSpec(50, 1, sampling=sampling(4, True, choose=lambda p: p.argmax(-1))),
         HeadSpec(50, 1, sampling=sampling(4, False, counter=None)),
     ]
@@ -268,6 +299,55 @@ def test_what_the_kernel_does_not_know_runs_on_the_definition(monkeypatch: pytes
         assert torch.equal(out.token, expected.token) and torch.equal(out.prob, expected.prob)
     with pytest.raises(AssertionError, match="the kernel ran"):
         head_confidence(h, weight, known, impl="triton")
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+def test_filters_keep_the_lower_ids_of_equal_logits(categorical: bool) -> None:
+    """Eight equal logits and many far below: which of them are ever drawn, and how sure the draw is."""
+    rows, vocab = 12, 150
+    h = torch.ones(rows, 16, device=DEVICE)
+    weight = torch.full((vocab, 16), -5.0, device=DEVICE)
+    equal = [2, 3, 20, 64, 65, 99, 140, 149]
+    weight[equal] = 1.0
+    for top_p, top_k, kept in ((1.0, 3, 3), (0.5, 0, 5), (0.25, 7, 3), (0.0, 0, 1)):
+        drawn = replace(
+            sampling(rows, categorical, filters=True),
+            temperature=torch.ones(rows, device=DEVICE),
+            top_p=torch.full((rows,), top_p, device=DEVICE),
+            top_k=torch.full((rows,), top_k, device=DEVICE),
+        )
+        out = head_confidence(h, weight, HeadSpec(vocab, 0, sampling=drawn), impl="triton")
+        drawn_ids = set(out.token.tolist())
+        assert drawn_ids <= set(equal[:kept]) and equal[kept - 1] in drawn_ids, (top_p, top_k)
+        among = kept if categorical else 8
+        assert torch.allclose(out.prob, torch.full_like(out.prob, 1 / among)), (top_p, top_k)
+
+
+def test_filters_of_some_rows_change_no_other_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, vocab = 8, 300
+    h, weight = matrices(rows, vocab, 40)
+    for categorical in (False, True):
+        some = sampling(rows, categorical, filters=True)
+        spec = HeadSpec(vocab - 3, 1, "margin", sampling=some)
+        free = (some.top_p >= 1) & (some.top_k <= 0)
+        assert 0 < free.sum() < rows
+        mixed = head_confidence(h, weight, spec, impl="triton")
+        plain = head_confidence(
+            h, weight, replace(spec, sampling=replace(some, filters=False)), impl="triton"
+        )
+        for ours, theirs in (
+            (mixed.token, plain.token),
+            (mixed.prob, plain.prob),
+            (mixed.measure, plain.measure),
+        ):
+            assert torch.equal(ours[free], theirs[free])
+        if categorical:
+            assert (mixed.prob[~free] > plain.prob[~free]).any()
+        monkeypatch.setattr(kernel, "KEPT_ROWS", 4)
+        chunks = head_confidence(h, weight, spec, impl="triton")
+        monkeypatch.undo()
+        assert torch.equal(chunks.token, mixed.token)
+        assert torch.allclose(chunks.prob, mixed.prob, rtol=1e-5)
 
 
 def test_empty_and_wrong_asks() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flash_dllm.bench.floors import Ceilings
 from flash_dllm.bench.timing import BenchError, Timer
+from flash_dllm.core.noise import CounterNoise
 from flash_dllm.kernels import head_confidence as head_op
 from flash_dllm.kernels import linear as linear_op
 from flash_dllm.kernels import qkv_rope_write as qkv_op
@@ -199,8 +200,8 @@ class Maker:
         size = {"slots": slots, "rows": n, "keys": keys, "score": int(score)}
         return Case("row_attention", size, run, operations, moved, {"SDPA, no score": sdpa}, fresh, more)
 
-    def head_confidence(self, rows: int) -> Case:
-        """Argmax, its probability and the logsumexp over the vocabulary."""
+    def head_confidence(self, rows: int, sampled: str | None = None) -> Case:
+        """Argmax, its probability and the logsumexp over the vocabulary; or a draw, ``plain`` or of the ``nucleus``."""
         c = self.config
         h, weight = (
             self.random(rows, c.d_model),
@@ -208,16 +209,32 @@ class Maker:
         )
         assert c.mask_id is not None
         spec = head_op.HeadSpec(c.n_tokens, c.mask_id)
+        if sampled is not None:
+            wanted = head_op.head_confidence(h, weight, spec).token
+            spec = replace(spec, sampling=self._sampling(rows, sampled == "nucleus"), wanted=wanted)
 
         def run(impl: str | None) -> Sequence[Tensor]:
             out = call(head_op.head_confidence, impl, h, weight, spec)
-            # Tokens may differ where two logits are equal but for rounding; their probabilities may not.
-            return (out.prob,)
+            # Tokens may differ where two logits are equal but for rounding, and draws hang on more than that; the
+            # probabilities of the best tokens may not, as the filters leave them.
+            return (out.prob if out.prob_wanted is None else out.prob_wanted,)
 
         gemm = partial(F.linear, h, weight)
         moved = self.itemsize * (weight.numel() + h.numel())
-        size = {"rows": rows, "vocabulary": c.vocab_size}
+        size: dict[str, Any] = {"rows": rows, "vocabulary": c.vocab_size}
+        if sampled is not None:
+            size["sampled"] = sampled
         return Case("head_confidence", size, run, 2 * rows * weight.numel(), moved, {"head alone": gemm})
+
+    def _sampling(self, rows: int, nucleus: bool) -> head_op.Sampling:
+        """Temperature 0.7 for every row; with ``nucleus`` top-p 0.9 and top-k 50."""
+        noise, pos = CounterNoise(), torch.arange(rows, device=self.device)[None]
+        noise.begin(torch.tensor([1], device=self.device), torch.tensor([0], device=self.device), rows)
+        heat = torch.full((rows,), 0.7, device=self.device)
+        return head_op.Sampling(
+            heat, torch.full_like(heat, 0.9), torch.full_like(heat, 50, dtype=torch.int64),
+            partial(noise.per_token, pos), categorical=True, filters=nucleus, counter=partial(noise.token_hashes, pos),
+        )  # fmt: skip
 
     def linear(self, rows: int, matrix: str) -> Case:
         """One of a layer's matrices: wo, w_gate_up or w_down."""
@@ -270,6 +287,9 @@ class Maker:
             elif name == "head_confidence":
                 for slots in sizes.slots:
                     yield self.head_confidence(slots * sizes.reads)
+                for slots in (sizes.slots[0], sizes.slots[-1]):
+                    for sampled in ("plain", "nucleus"):
+                        yield self.head_confidence(slots * sizes.reads, sampled)
             elif name == "linear":
                 for rows in sizes.rows:
                     for matrix in ("wo", "w_gate_up", "w_down"):

@@ -15,10 +15,11 @@ __all__ = ["HeadOut", "HeadSpec", "Sampling", "confidence", "fused", "head_confi
 def head_confidence(h: Tensor, weight: Tensor, spec: HeadSpec, *, impl: str | None = None) -> HeadOut:
     """LM head of final-normed rows ``h`` [M, d] under ``weight`` [V, d], then what ``spec`` asks of the logits.
 
-    The kernel never holds [M, V]. It multiplies in the dtype of ``h``, accumulates and reduces in float32 and does
-    not round the logits, so among logits that are equal in bfloat16 it takes the larger one, not the lower id. A
-    request that it does not know (see :func:`fused`) runs on the definition instead, which holds the logits: that
-    hangs on what is asked, never on a failure, and the weights are still read once.
+    The kernel holds no logits but those of rows with ``top_p`` or ``top_k``, of 512 rows at a time. It multiplies in
+    the dtype of ``h``, accumulates and reduces in float32 and does not round the logits, so among logits that are
+    equal in bfloat16 it takes the larger one, not the lower id. A request that it does not know (see :func:`fused`)
+    runs on the definition instead, which holds all logits: that hangs on what is asked, never on a failure, and the
+    weights are still read once.
 
     Args:
         h: [M, d] bfloat16, float16 or float32.
@@ -45,11 +46,9 @@ def head_confidence(h: Tensor, weight: Tensor, spec: HeadSpec, *, impl: str | No
 def fused(spec: HeadSpec) -> bool:
     """Whether the kernel does all that ``spec`` asks for.
 
-    It knows the whole vocabulary, not one rank's part of it, and samples with counter-based noise only. It does not
-    know top_k and top_p: both need the sorted distribution, and a few candidates from each part of the vocabulary
-    do not bound it, since a flat nucleus may hold every token.
+    It knows the whole vocabulary, not one rank's part of it, and samples with counter-based noise only.
     """
     sampling = spec.sampling
     if spec.shard is not None or sampling is None:
         return spec.shard is None
-    return not sampling.filters and sampling.choose is None and sampling.counter is not None
+    return sampling.choose is None and sampling.counter is not None

@@ -12,39 +12,17 @@ from torch import Tensor
 from flash_dllm.kernels import tuned
 from flash_dllm.kernels.devices import has_descriptors, limits, precision
 
+from .common import ARGMAX, CATEGORICAL, ENTROPY, GUMBEL, MARGIN, NEG_INF, NOBODY, gumbel
+from .filters import apply_filters
 from .ref import HeadOut, HeadSpec
 from .tiles import Tile, tile_for
 
 MEASURES = {"prob": 0, "margin": 1, "neg_entropy": 2}
-MARGIN, ENTROPY = tl.constexpr(1), tl.constexpr(2)
-ARGMAX, GUMBEL, CATEGORICAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-NEG_INF = tl.constexpr(float("-inf"))
-NOBODY = tl.constexpr(2**31 - 1)
 # Planes of the partial results, each [rows, splits] float32.
 TOP, MASS, CHOSEN, EXTRA, WANTED = (tl.constexpr(i) for i in range(5))
 PLANES = 5
-
-
-@triton.jit
-def _mix(x):
-    """The 32-bit hash of `core.noise`."""
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def _gumbel(first, second, column):
-    """Gumbel noise, float64, of tokens ``column`` for rows whose hashes stand at ``first`` and ``second``.
-
-    `core.noise.counter_uniform` continued by the word ``column + 1``, whose upper half is zero.
-    """
-    word = (column + 1).to(tl.uint32)
-    first = _mix(_mix(first ^ word))
-    second = _mix(_mix(second + word * 0x85EBCA77))
-    bits = (first.to(tl.uint64) << 20) + (second >> 12).to(tl.uint64)
-    uniform = (bits.to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0)
-    return -tl.log(-tl.log(uniform))
+KEPT_ROWS = 512
+"""Rows whose logits are held at a time where a filter needs them: 259 MB with a vocabulary of 126,464."""
 
 
 @triton.jit
@@ -107,7 +85,7 @@ def _absorb(
     if SAMPLE == ARGMAX:
         key = allowed
     else:
-        noise = _gumbel(first[:, None], second[:, None], column[None, :])
+        noise = gumbel(first[:, None], second[:, None], column[None, :])
         if SAMPLE == GUMBEL:
             key = allowed.to(tl.float64) + heat.to(tl.float64)[:, None] * noise
         else:
@@ -154,14 +132,17 @@ def _halves(x):
 
 @triton.jit(do_not_specialize=["rows", "tiles", "splits", "n_tokens", "mask_id"])
 def _scan(
-    h, w, suppress, wanted, temperature, hash_first, hash_second, part, score, token,
+    h, w, suppress, wanted, temperature, top_p, top_k, hash_first, hash_second, part, score, token, keep,
     rows, vocab, depth, stride, weight_stride, n_tokens, mask_id, tiles, splits,
-    MEASURE: tl.constexpr, SAMPLE: tl.constexpr, SUPPRESS: tl.constexpr, ASKED: tl.constexpr,
+    MEASURE: tl.constexpr, SAMPLE: tl.constexpr, FILTER: tl.constexpr, SUPPRESS: tl.constexpr, ASKED: tl.constexpr,
     EOS: tl.constexpr, QUIET: tl.constexpr,
     M: tl.constexpr, V: tl.constexpr, K: tl.constexpr, SWAP: tl.constexpr, PARTS: tl.constexpr,
     DESCRIPTOR: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: a block of rows, ``tiles`` adjacent tiles of the vocabulary."""
+    """One program: a block of rows, ``tiles`` adjacent tiles of the vocabulary.
+
+    With FILTER the logits of the rows that have a filter go to ``keep`` [rows, vocab] too.
+    """
     # Blocks of rows are neighbours in launch order: they read the same weights, at the same time, from L2.
     blocks = tl.cdiv(rows, M)
     row, split = tl.program_id(0) % blocks * M, tl.program_id(0) // blocks
@@ -181,6 +162,10 @@ def _scan(
         heat = tl.load(temperature + m, mask=own, other=0.0)
         first = tl.load(hash_first + m, mask=own, other=0).to(tl.uint32)
         second = tl.load(hash_second + m, mask=own, other=0).to(tl.uint32)
+    if FILTER:
+        kept = tl.load(top_p + m, mask=own, other=1.0) < 1
+        kept = own & (kept | (tl.load(top_k + m, mask=own, other=0) > 0))
+        into = keep + m.to(tl.int64)[:, None] * vocab
     begin = split * tiles
     for tile in tl.range(begin, tl.minimum(begin + tiles, tl.cdiv(vocab, V)), flatten=FLAT):
         logits = _product(
@@ -197,8 +182,11 @@ def _scan(
             left, right = _halves(logits)
             parts = _halves(left) + _halves(right)
         for i in tl.static_range(PARTS):
+            column = tile * V + i * W + tl.arange(0, W)
+            if FILTER:
+                tl.store(into + column[None, :], parts[i], mask=kept[:, None] & (column < vocab)[None, :])
             top, mass, extra, asked, best, chosen, choice = _absorb(
-                parts[i], tile * V + i * W + tl.arange(0, W), mode, target, heat, first, second,
+                parts[i], column, mode, target, heat, first, second,
                 n_tokens, mask_id, vocab, top, mass, extra, asked, best, chosen, choice,
                 MEASURE, SAMPLE, SUPPRESS, ASKED, EOS, QUIET,
             )  # fmt: skip
@@ -218,8 +206,8 @@ def _scan(
 
 @triton.jit(do_not_specialize=["rows", "splits"])
 def _join(
-    part, score, token, suppress, out_token, out_prob, out_measure, out_wanted, rows, splits,
-    MEASURE: tl.constexpr, SAMPLE: tl.constexpr, SUPPRESS: tl.constexpr, ASKED: tl.constexpr,
+    part, score, token, suppress, out_token, out_prob, out_measure, out_wanted, out_z, rows, splits,
+    MEASURE: tl.constexpr, SAMPLE: tl.constexpr, FILTER: tl.constexpr, SUPPRESS: tl.constexpr, ASKED: tl.constexpr,
     QUIET: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """One program: the parts of the vocabulary of one row, in fixed order."""
@@ -250,6 +238,8 @@ def _join(
     prob = tl.exp(logit - log_z)
     tl.store(out_token + row, pick.to(tl.int64))
     tl.store(out_prob + row, prob)
+    if FILTER:
+        tl.store(out_z + row, log_z)
     if MEASURE == MARGIN:
         extra = tl.load(part + EXTRA * plane + cell, mask=here, other=NEG_INF)
         owner = tl.min(tl.where(top == high, s, S), 0)
@@ -272,7 +262,7 @@ def head_confidence(
     The caller has checked that the kernel knows what ``spec`` asks for.
     """
     h, weight = (t if t.stride(1) == 1 else t.contiguous() for t in (h, weight))
-    (rows, depth), vocab, device = h.shape, weight.shape[0], h.device
+    (rows, depth), device = h.shape, h.device
     sampling = spec.sampling
     noisy = sampling is not None
     if tile is None and not noisy and not invariant:
@@ -283,34 +273,46 @@ def head_confidence(
     token = torch.empty(rows, dtype=torch.int64, device=device)
     measure = prob if spec.measure == "prob" else torch.empty_like(prob)
     asked = None if spec.wanted is None else torch.empty_like(prob)
-    out = HeadOut(token, prob, measure, asked)
-    if not rows:
-        return out
+    given, out = _given(spec, h), (token, prob, measure, prob if asked is None else asked)
+    # With filters a chunk of rows at a time, since their logits are held.
+    step = KEPT_ROWS if sampling is not None and sampling.filters else max(rows, 1)
+    for at in range(0, rows, step):
+        chunk = slice(at, at + step)
+        _launch(h[chunk], weight, spec, tile, tuple(t[chunk] for t in given), tuple(t[chunk] for t in out))
+    return HeadOut(token, prob, measure, asked)
+
+
+def _launch(
+    h: Tensor, weight: Tensor, spec: HeadSpec, tile: Tile, given: tuple[Tensor, ...], out: tuple[Tensor, ...]
+) -> None:
+    """``out`` (token, prob, measure, prob_wanted) of the rows ``h``; ``given`` is :func:`_given`."""
+    (rows, depth), vocab, device, sampling = h.shape, weight.shape[0], h.device, spec.sampling
+    filters = sampling is not None and sampling.filters
     splits, tiles = _split(rows, vocab, tile, limits(device).processors)
     part = torch.empty((PLANES, rows, splits), dtype=torch.float32, device=device)
     ids = torch.empty((rows, splits), dtype=torch.int32, device=device)
-    score = torch.empty((rows, splits), dtype=torch.float64, device=device) if noisy else part
+    score = part if sampling is None else torch.empty((rows, splits), dtype=torch.float64, device=device)
+    kept = torch.empty((rows, vocab), dtype=torch.float32, device=device) if filters else part
+    log_z = torch.empty(rows, dtype=torch.float32, device=device) if filters else part
     asks: dict[str, Any] = {
         "MEASURE": MEASURES[spec.measure],
         "SAMPLE": 0 if sampling is None else 2 if sampling.categorical else 1,
         "SUPPRESS": spec.suppress is not None,
-        "ASKED": asked is not None,
+        "ASKED": spec.wanted is not None,
         "QUIET": tuple(spec.quiet_ids) if spec.suppress is not None else (),
     }
-    suppress = h if spec.suppress is None else spec.suppress.contiguous()
+    eos = tuple(spec.eos_ids) if spec.suppress is not None else ()
     operands, shape = _operands(h, weight, tile)
     _scan[(triton.cdiv(rows, tile.rows) * splits,)](
-        *operands, suppress, h if spec.wanted is None else spec.wanted.contiguous(), *_noise(spec, h),
-        part, score, ids, rows, vocab, depth, h.stride(0), weight.stride(0),
-        spec.n_tokens, spec.mask_id, tiles, splits,
-        EOS=tuple(spec.eos_ids) if spec.suppress is not None else (), **asks, **shape,
+        *operands, *given, part, score, ids, kept, rows, vocab, depth, h.stride(0), weight.stride(0),
+        spec.n_tokens, spec.mask_id, tiles, splits, EOS=eos, FILTER=filters, **asks, **shape,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     _join[(rows,)](
-        part, score, ids, suppress, token, prob, measure, prob if asked is None else asked, rows, splits,
-        S=triton.next_power_of_2(splits), **asks,
+        part, score, ids, given[0], *out, log_z, rows, splits, S=triton.next_power_of_2(splits), FILTER=filters, **asks
     )  # fmt: skip
-    return out
+    if filters:
+        apply_filters(kept, (*given, log_z), out, spec.n_tokens, spec.mask_id, {**asks, "EOS": eos})
 
 
 def stored_tile(rows: int, depth: int) -> Tile | None:
@@ -346,10 +348,15 @@ def _operands(h: Tensor, weight: Tensor, tile: Tile) -> tuple[tuple[Any, Any], d
     return (left, TensorDescriptor.from_tensor(weight, [tile.vocab, tile.depth])), shape
 
 
-def _noise(spec: HeadSpec, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Temperature and the hashes that the noise continues; anything where nothing is sampled."""
-    if spec.sampling is None:
-        return h, h, h
-    assert spec.sampling.counter is not None
-    first, second = spec.sampling.counter()
-    return spec.sampling.temperature.contiguous(), first, second
+def _given(spec: HeadSpec, h: Tensor) -> tuple[Tensor, ...]:
+    """What a row brings along: suppress, wanted, temperature, top_p, top_k and the hashes that the noise continues.
+
+    Anything with as many rows stands where ``spec`` has nothing.
+    """
+    suppress, wanted = (h if t is None else t.contiguous() for t in (spec.suppress, spec.wanted))
+    sampling = spec.sampling
+    if sampling is None:
+        return (suppress, wanted, *[h] * 5)
+    assert sampling.counter is not None
+    numbers = (sampling.temperature, sampling.top_p, sampling.top_k)
+    return (suppress, wanted, *(t.contiguous() for t in numbers), *sampling.counter())
