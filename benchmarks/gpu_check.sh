@@ -47,7 +47,8 @@ steps="--steps 20 --commit-per-step $commits"
 # Files by name: others need packages that a machine for measuring may lack. Each has a process of its own, since most
 # of the time goes into compiling.
 files="tests/test_runner.py tests/kernels/test_attend_rows.py tests/kernels/test_head_confidence.py
-  tests/kernels/test_linear_triton.py tests/kernels/test_norms.py tests/kernels/test_qkv_rope_write.py
+  tests/kernels/test_gated_linear.py tests/kernels/test_linear_triton.py tests/kernels/test_norms.py
+  tests/kernels/test_qkv_rope_write.py
   tests/goldens/test_traces.py tests/quant/test_gpu.py tests/bench/test_gpu.py tests/parallel/test_gpu.py"
 export python files
 part tests 170 bash -c 'xargs -n 1 -P 10 "$python" -m pytest -m gpu -p no:cacheprovider -q <<<$files'

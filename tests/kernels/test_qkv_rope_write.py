@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flash_dllm.kernels.qkv_rope_write import FUSED, qkv_rope_write
+from flash_dllm.kernels.qkv_rope_write import FUSED, SCATTERED, STREAMED, qkv_rope_write, streamed
 from flash_dllm.kernels.qkv_rope_write import triton as kernel
 from flash_dllm.kernels.row_attention.groups import BlockTables, Group
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAN = float("nan")
-IMPLS = ("triton", FUSED)
+IMPLS = (SCATTERED, FUSED)
+HALF = (*IMPLS, STREAMED)
+"""Those that know 16-bit numbers."""
 
 
 class Case:
@@ -82,13 +84,13 @@ def test_every_row_goes_to_its_place(
     check(Case(rows, depth, *shape, bias, seed), torch.float32, impl)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", HALF)
 @pytest.mark.parametrize("in_float32", [True, False])
 def test_half_precision(impl: str, in_float32: bool) -> None:
     check(Case(33, 64, (4, 2), 16, True), torch.bfloat16, impl, in_float32)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", HALF)
 def test_keys_and_values_in_8_bits(impl: str) -> None:
     """They differ from the definition's by one step of the format at most, where the input rounds differently."""
     case = Case(20, 32, (4, 2), 16, False)
@@ -159,8 +161,39 @@ def test_a_block_table_covers_each_row_once_and_is_kept() -> None:
     assert tables.get(groups, 4, device) is not table
 
 
+@settings(max_examples=12)
+@given(
+    st.integers(1, 40), st.sampled_from([16, 40]), st.sampled_from([((2, 2), 16), ((5, 1), 32), ((7, 1), 16)]),
+    st.booleans(), st.booleans(),
+    st.sampled_from([streamed.Tile(16, 16, 4, 2, 2), streamed.Tile(64, 32, 4, 2)]), st.integers(0, 99),
+)  # fmt: skip
+def test_tiles_of_many_rows(
+    rows: int,
+    depth: int,
+    shape: tuple[tuple[int, int], int],
+    bias: bool,
+    in_float32: bool,
+    tile: streamed.Tile,
+    seed: int,
+) -> None:
+    case = Case(rows, depth, *shape, bias, seed)
+    plain = streamed.TILE
+    streamed.streamed.__defaults__ = (tile,)
+    try:
+        check(case, torch.bfloat16, STREAMED, in_float32)
+    finally:
+        streamed.streamed.__defaults__ = (plain,)
+
+
+def test_what_streams_not() -> None:
+    with pytest.raises(ValueError, match=r"'streamed' takes 16-bit numbers.*torch\.float32 and 16"):
+        Case(4, 32, (2, 2), 16, False).run(torch.float32, STREAMED)
+    with pytest.raises(ValueError, match=r"torch\.bfloat16 and 24"):
+        Case(4, 32, (2, 2), 24, False).run(torch.bfloat16, STREAMED)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", ["triton", *HALF])
 @pytest.mark.parametrize("rows", [1, 17, 128, 1000, 4096])
 @pytest.mark.parametrize("shape", [((32, 32), 128, False), ((28, 4), 128, True), ((12, 2), 64, True)])
 def test_at_the_sizes_of_real_models(impl: str, rows: int, shape: tuple[tuple[int, int], int, bool]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from flash_dllm.bench.floors import Ceilings
 from flash_dllm.bench.timing import BenchError, Timer
 from flash_dllm.core.noise import CounterNoise
+from flash_dllm.kernels import gated_linear as gated_op
 from flash_dllm.kernels import head_confidence as head_op
 from flash_dllm.kernels import linear as linear_op
 from flash_dllm.kernels import qkv_rope_write as qkv_op
@@ -34,11 +35,12 @@ SCRATCH = 65
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error to the definition in the same dtype above which an implementation counts as wrong."""
 IMPLS: dict[str, tuple[str, ...]] = {
-    "qkv_rope_write": ("ref", "triton", "fused", "invariant"),
+    "qkv_rope_write": ("ref", "scattered", "streamed", "fused", "invariant"),
     "row_attention": ("ref", "triton", "invariant"),
     "head_confidence": ("ref", "triton", "invariant"),
     "rms_norm": ("ref", "triton"),
     "silu_mul": ("ref", "triton"),
+    "gated_linear": ("ref", "triton", "fused"),
     "linear": ("ref", "triton", "invariant"),
 }
 """What is measured of each op on a GPU unless something else is asked for; on the CPU the definition."""
@@ -273,6 +275,26 @@ class Maker:
 
         elements = gate_up.numel() // 2
         return Case("silu_mul", {"rows": rows}, run, 5 * elements, 3 * self.itemsize * elements)
+
+    def gated_linear(self, rows: int) -> Case:
+        """Gate, up and activation: ``triton`` is the library's product and a kernel behind it, ``fused`` one kernel."""
+        c = self.config
+        h, weight = self.random(rows, c.d_model), self.random(2 * c.d_ffn, c.d_model, scale=c.d_model**-0.5)
+
+        def run(impl: str | None) -> Sequence[Tensor]:
+            if impl == "fused":
+                if not gated_op.fits(h, weight):
+                    raise BenchError(
+                        "one kernel for both needs 16-bit numbers and a GPU of compute capability 9"
+                    )
+                return (gated_op.in_one(h, weight),)
+            return (gated_op.gated_linear(h, weight, gate=impl, product="library"),)
+
+        moved = self.itemsize * (weight.numel() + h.numel() + rows * c.d_ffn)
+        product = partial(F.linear, h, weight)
+        return Case(
+            "gated_linear", {"rows": rows}, run, 2 * rows * weight.numel(), moved, {"product alone": product}
+        )
 
     def cases(self, ops: Sequence[str], sizes: Sizes) -> Iterator[Case]:
         """Every case of the chosen ops, one at a time: each holds its own inputs."""

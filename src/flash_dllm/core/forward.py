@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flash_dllm.kernels.choice import Kernels
+from flash_dllm.kernels.gated_linear import gated_linear
 from flash_dllm.kernels.linear import linear
 from flash_dllm.kernels.qkv_rope_write import qkv_rope_write
 from flash_dllm.kernels.rms_norm import rms_norm
 from flash_dllm.kernels.row_attention import ScoreSum, attend_rows
-from flash_dllm.kernels.silu_mul import silu_mul
 from flash_dllm.models.inspection import SLAB
 from flash_dllm.models.layers import LayerWeights, Model, rope_tables
 
@@ -76,9 +76,9 @@ def project(
 
 def feed_forward(ctx: Context, layer: LayerWeights, h: Tensor) -> Tensor:
     """The gated feed-forward of normed rows [N, d] -> [N, d]."""
-    impl = ctx.kernels.linear
-    both = linear(h, layer.w_gate_up, impl=impl)
-    return linear(silu_mul(both, impl=ctx.kernels.silu_mul), layer.w_down, impl=impl)
+    kernels = ctx.kernels
+    active = gated_linear(h, layer.w_gate_up, gate=kernels.silu_mul, product=kernels.linear)
+    return linear(active, layer.w_down, impl=kernels.linear)
 
 
 def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback:

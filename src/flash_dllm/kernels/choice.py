@@ -69,7 +69,7 @@ def choose(impl: str | None, x: Tensor, known: tuple[str, ...] = (REF, TRITON)) 
         return TRITON if x.is_cuda and x.dtype in DTYPES and has_triton() else REF
     if impl not in known:
         raise ValueError(f"kernel implementation {impl!r} is not known; one of {', '.join(known)}")
-    if impl in (TRITON, INVARIANT, "fused") and not x.is_cuda and not _interprets():
+    if impl not in (REF, "library") and not x.is_cuda and not _interprets():
         raise ValueError(
             f"kernel implementation {impl!r} needs a GPU; these tensors are on {x.device}: use {REF!r}"
         )

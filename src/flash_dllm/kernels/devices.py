@@ -7,6 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,28 @@ def has_descriptors() -> bool:
     module searches folders, which takes longer than a launch.
     """
     return find_spec("triton.tools.tensor_descriptor") is not None
+
+
+def streams_tiles(*matrices: Tensor) -> bool:
+    """Whether kernels for whole tiles through TMA and Hopper's matrix instructions can read these matrices.
+
+    TMA wants rows that start at multiples of 16 bytes.
+    """
+    return (
+        matrices[0].is_cuda
+        and capability(matrices[0].device) == 9
+        and has_descriptors()
+        and all(
+            m.stride(-1) == 1 and m.stride(0) * m.element_size() % 16 == 0 and m.data_ptr() % 16 == 0
+            for m in matrices
+        )
+    )
+
+
+@cache
+def capability(device: torch.device) -> int:
+    """The major number of a GPU's compute capability."""
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def precision(dtype: torch.dtype) -> str:

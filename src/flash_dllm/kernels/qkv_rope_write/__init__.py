@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
+from flash_dllm.kernels.devices import streams_tiles
 from flash_dllm.kernels.linear import Matrix
 
 from . import ref
 from .ref import rotate
 
-__all__ = ["FUSED", "qkv_rope_write", "rotate"]
+__all__ = ["FUSED", "SCATTERED", "STREAMED", "qkv_rope_write", "rotate"]
 
-FUSED = "fused"
-"""One kernel for projection, rotation and write; ``triton`` is a library's product and one kernel for the rest."""
+FUSED, STREAMED, SCATTERED = "fused", "streamed", "scattered"
+"""One kernel for projection, rotation and write, with tiles by the number of rows; the same for many rows on Hopper;
+a library's product and one kernel for the rest. ``triton`` chooses."""
+MANY = 512
+"""Rows from which :data:`STREAMED` beats :data:`SCATTERED` on an H200."""
 
 
 def qkv_rope_write(
@@ -35,14 +40,17 @@ def qkv_rope_write(
         target: ``(slot, place)`` of each row, [N] int64.
         kv: the layer's ``(keys, values)``, [S, P, Hkv, D]; written in place.
         in_float32: rotate in float32 and round once (LLaDA), or in the dtype of ``h`` (Dream).
-        impl: ``ref``, ``triton`` (the projection by the library unless ``fused`` was measured to be faster on this
-            device), ``fused`` (Flash-dLLM, section 3.2) or ``invariant`` (a row's bits do not
-            depend on the other rows).
+        impl: ``ref``; ``triton``, which chooses among ``scattered``, ``streamed`` (many rows on Hopper) and what was
+            measured to be faster on this device; ``fused`` (Flash-dLLM, section 3.2); ``streamed``; ``scattered``;
+            ``invariant`` (a row's bits do not depend on the other rows).
 
     Returns:
         Rotated queries, [N, H, D].
+
+    Raises:
+        ValueError: ``impl`` is not known, cannot run on this device, or is ``streamed`` and the operands do not fit it.
     """
-    chosen = choose(impl, h, (REF, TRITON, FUSED, INVARIANT))
+    chosen = choose(impl, h, (REF, TRITON, FUSED, STREAMED, SCATTERED, INVARIANT))
     if chosen == REF:
         return ref.qkv_rope_write(h, weight, bias, angles, target, kv, in_float32)
     from . import triton
@@ -51,5 +59,20 @@ def qkv_rope_write(
         stored = triton.stored_tiles(h.shape[0], weight.shape) if chosen == TRITON else None
         if chosen == FUSED or stored is not None:
             return triton.fused(h, weight, bias, angles, target, kv, in_float32, stored)
+        many = chosen == TRITON and h.shape[0] >= MANY and streams_tiles(h, weight)
+        if chosen == STREAMED or (many and _fits(h, kv[0])):
+            if not _fits(h, kv[0]):
+                raise ValueError(
+                    f"impl={STREAMED!r} takes 16-bit numbers and heads of 16, 32, 64 or 128, not {h.dtype} "
+                    f"and {kv[0].shape[3]}"
+                )
+            from .streamed import streamed
+
+            return streamed(h, weight, bias, angles, target, kv, in_float32)
     product = INVARIANT if chosen == INVARIANT else None
     return triton.scattered(h, weight, bias, angles, target, kv, in_float32, product=product)
+
+
+def _fits(h: Tensor, keys: Tensor) -> bool:
+    """Whether :data:`STREAMED` knows this dtype and width of a head."""
+    return h.dtype in (torch.bfloat16, torch.float16) and keys.shape[3] in (16, 32, 64, 128)
