@@ -131,23 +131,25 @@ def join_cases() -> Iterator[Case]:
 
 def filter_cases() -> Iterator[Case]:
     """Top-k and top-p on the logits that were kept."""
-    pointers = {
-        "logits": "*fp32", "suppress": "*i64", "wanted": "*i64", "temperature": "*fp32", "top_p": "*fp32",
-        "top_k": "*i64", "hash_first": "*i64", "hash_second": "*i64", "log_z": "*fp32", "out_token": "*i64",
-        **dict.fromkeys(["out_prob", "out_measure", "out_wanted"], "*fp32"),
-        **dict.fromkeys(["vocab", "n_tokens", "mask_id"], "i32"),
+    kinds = {
+        "suppress": "*i64", "wanted": "*i64", "top_k": "*i64", "hash_first": "*i64", "hash_second": "*i64",
+        "order": "*i32", "out_token": "*i64", **dict.fromkeys(["vocab", "n_tokens", "mask_id"], "i32"),
     }  # fmt: skip
+    usual = {"SUPPRESS": True, "EOS": (3,), "QUIET": (3, 4)}
+    cases = [
+        *((filters._cut, {"CHOICE": choice}, filters.CUT) for choice in (True, False)),
+        *((filters._draw, {"SAMPLE": n}, filters.DRAW) for n in (1, 2)),
+        *((filters._rate, {"MEASURE": n, "ASKED": True}, filters.RATE) for n in (0, 1, 2)),
+    ]
     for arch in (90, 80, 89):
-        for sample in (1, 2):
-            for measure in (0, 1, 2):
-                constants = {
-                    "MEASURE": measure, "SAMPLE": sample, "SUPPRESS": True, "ASKED": True, "EOS": (3,), "QUIET": (3, 4),
-                    "B": filters.BLOCK,
-                }  # fmt: skip
-                yield Case(
-                    f"filter {sample} {measure}", arch, filters._filter, with_constants(pointers, constants),
-                    constants, {"num_warps": filters.WARPS},
-                )  # fmt: skip
+        for kernel, constants, options in cases:
+            constants = {**usual, **constants, "B": options["B"]}
+            names = [name for name in kernel.arg_names if name not in constants]
+            signature = {name: kinds.get(name, "*fp32") for name in names}
+            yield Case(
+                f"filter {kernel.fn.__name__} {constants}", arch, kernel, with_constants(signature, constants),
+                constants, {"num_warps": options["num_warps"]},
+            )  # fmt: skip
 
 
 def row_cases() -> Iterator[Case]:

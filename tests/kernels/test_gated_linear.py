@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flash_dllm.kernels import gated_linear as op
+from flash_dllm.kernels.devices import full_waves
 from flash_dllm.kernels.gated_linear import triton as kernel
 from flash_dllm.kernels.linear import linear, quantize_int8
 from flash_dllm.kernels.silu_mul import silu_mul
@@ -83,6 +84,13 @@ def test_what_one_kernel_cannot_do_takes_two(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(op.gated_linear(h, packed, gate="ref"), silu_mul(linear(h, packed), impl="ref"))
 
 
+def test_whole_rounds_of_tiles() -> None:
+    device = torch.device("cpu")  # counts as an H200, which has 132 multiprocessors
+    assert [full_waves(n, device) for n in (121, 122, 132, 133, 242, 243, 264, 6000)] == [
+        False, True, True, False, False, True, True, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 127, 512, 513, 1000, 4096])
 @pytest.mark.parametrize(("depth", "width"), [(4096, 12288), (3584, 18944), (1000, 1504)])
@@ -95,8 +103,9 @@ def test_at_the_sizes_of_real_models(rows: int, depth: int, width: int) -> None:
 
 @pytest.mark.gpu
 def test_many_rows_take_one_launch() -> None:
-    h, weight = operands(op.MANY, 4096, 1536, torch.bfloat16)
-    for rows, launches in ((op.MANY, 1), (op.MANY - 1, 2)):
+    """Unless the last round of tiles would leave much of the GPU idle, as with 768 rows."""
+    h, weight = operands(1024, 512, 12288, torch.bfloat16)
+    for rows, launches in ((op.MANY, 1), (op.MANY - 1, 2), (768, 2), (1024, 1)):
         op.gated_linear(h[:rows], weight)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             op.gated_linear(h[:rows], weight)

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from flash_dllm.kernels.choice import TRITON, choose
-from flash_dllm.kernels.devices import streams_tiles
+from flash_dllm.kernels.devices import full_waves, streams_tiles
 from flash_dllm.kernels.linear import Matrix, linear
 from flash_dllm.kernels.silu_mul import silu_mul
 
 __all__ = ["MANY", "fits", "gated_linear", "in_one"]
 
 MANY = 512
-"""Rows from which one kernel of our own beats the library's product and a second kernel, on an H200."""
+"""Rows from which one kernel of our own may beat the library's product and a second kernel, on an H200."""
 
 
 def gated_linear(h: Tensor, weight: Matrix, *, gate: str | None = None, product: str | None = None) -> Tensor:
@@ -24,14 +24,18 @@ def gated_linear(h: Tensor, weight: Matrix, *, gate: str | None = None, product:
 
     Args:
         gate: implementation of the activation: ``ref``, ``triton``, or None by device and dtype.
-        product: implementation of the product, see :func:`linear`; None takes one kernel for both where there
-            are many rows and it :func:`fits`, else the library.
+        product: implementation of the product, see :func:`linear`; None takes one kernel for both where it
+            :func:`fits` and many rows fill the GPU, else the library.
 
     Raises:
         ValueError: an implementation is not known or cannot run on this device.
     """
     if product is None and h.ndim == 2 and len(h) >= MANY and choose(gate, h) == TRITON and fits(h, weight):
-        return in_one(h, weight)
+        from . import triton
+
+        assert isinstance(weight, Tensor)
+        if full_waves(triton.count_tiles(len(h), len(weight) // 2), h.device):
+            return in_one(h, weight)
     return silu_mul(linear(h, weight, impl=product), impl=gate)
 
 

@@ -55,6 +55,11 @@ def _gated(
         out.store([m, n], (active * up).to(out.dtype))
 
 
+def count_tiles(rows: int, width: int, tile: Tile = TILE) -> int:
+    """Tiles of a launch with ``width`` columns in its result."""
+    return int(triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width))
+
+
 def gated_linear(h: Tensor, weight: Tensor, tile: Tile = TILE) -> Tensor:
     """See :func:`flash_dllm.kernels.gated_linear.gated_linear`; the caller has checked that the operands fit.
 
@@ -66,8 +71,7 @@ def gated_linear(h: Tensor, weight: Tensor, tile: Tile = TILE) -> Tensor:
     out = torch.empty((rows, width), dtype=h.dtype, device=h.device)
     if not rows:
         return out
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
-    _gated[(min(tiles, limits(h.device).processors),)](
+    _gated[(min(count_tiles(rows, width, tile), limits(h.device).processors),)](
         TensorDescriptor.from_tensor(h, [tile.rows, tile.k]),
         TensorDescriptor.from_tensor(weight.view(2, width, depth), [2, tile.width, tile.k]),
         TensorDescriptor.from_tensor(out, [tile.rows, tile.width]),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
-from flash_dllm.kernels.devices import streams_tiles
+from flash_dllm.kernels.devices import full_waves, streams_tiles
 from flash_dllm.kernels.linear import Matrix
 
 from . import ref
@@ -17,8 +17,8 @@ __all__ = ["FUSED", "SCATTERED", "STREAMED", "qkv_rope_write", "rotate"]
 FUSED, STREAMED, SCATTERED = "fused", "streamed", "scattered"
 """One kernel for projection, rotation and write, with tiles by the number of rows; the same for many rows on Hopper;
 a library's product and one kernel for the rest. ``triton`` chooses."""
-MANY = 512
-"""Rows from which :data:`STREAMED` beats :data:`SCATTERED` on an H200."""
+MANY = 1024
+"""Rows from which :data:`STREAMED` may beat :data:`SCATTERED` on an H200."""
 
 
 def qkv_rope_write(
@@ -59,16 +59,17 @@ def qkv_rope_write(
         stored = triton.stored_tiles(h.shape[0], weight.shape) if chosen == TRITON else None
         if chosen == FUSED or stored is not None:
             return triton.fused(h, weight, bias, angles, target, kv, in_float32, stored)
-        many = chosen == TRITON and h.shape[0] >= MANY and streams_tiles(h, weight)
-        if chosen == STREAMED or (many and _fits(h, kv[0])):
-            if not _fits(h, kv[0]):
-                raise ValueError(
-                    f"impl={STREAMED!r} takes 16-bit numbers and heads of 16, 32, 64 or 128, not {h.dtype} "
-                    f"and {kv[0].shape[3]}"
-                )
-            from .streamed import streamed
+        if chosen == STREAMED or (chosen == TRITON and h.shape[0] >= MANY and streams_tiles(h, weight)):
+            from . import streamed
 
-            return streamed(h, weight, bias, angles, target, kv, in_float32)
+            dim, fits = kv[0].shape[3], _fits(h, kv[0])
+            if chosen == STREAMED and not fits:
+                raise ValueError(
+                    f"impl={STREAMED!r} takes 16-bit numbers and heads of 16, 32, 64 or 128, not {h.dtype} and {dim}"
+                )
+            tiles = streamed.count_tiles(h.shape[0], weight.shape[0] // dim)
+            if chosen == STREAMED or (fits and full_waves(tiles, h.device)):
+                return streamed.streamed(h, weight, bias, angles, target, kv, in_float32)
     product = INVARIANT if chosen == INVARIANT else None
     return triton.scattered(h, weight, bias, angles, target, kv, in_float32, product=product)
 

@@ -94,6 +94,11 @@ def _streamed(
         )  # fmt: skip
 
 
+def count_tiles(rows: int, heads: int, tile: Tile = TILE) -> int:
+    """Tiles of a launch with ``heads`` heads in all."""
+    return int(triton.cdiv(rows, tile.rows) * triton.cdiv(heads, 2))
+
+
 def streamed(
     h: Tensor,
     weight: Tensor,
@@ -116,8 +121,7 @@ def streamed(
     queries = torch.empty((rows, n_heads, dim), dtype=h.dtype, device=h.device)
     if not rows:
         return queries
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n_heads + 2 * n_kv, 2)
-    _streamed[(min(tiles, limits(h.device).processors),)](
+    _streamed[(min(count_tiles(rows, n_heads + 2 * n_kv, tile), limits(h.device).processors),)](
         TensorDescriptor.from_tensor(h, [tile.rows, tile.k]),
         TensorDescriptor.from_tensor(weight, [2 * dim, tile.k]),
         weight if bias is None else bias, cos, sin, slot, place, keys, values, queries,
