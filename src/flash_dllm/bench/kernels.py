@@ -232,10 +232,12 @@ class Maker:
         """Temperature 0.7 for every row; with ``nucleus`` top-p 0.9 and top-k 50."""
         noise, pos = CounterNoise(), torch.arange(rows, device=self.device)[None]
         noise.begin(torch.tensor([1], device=self.device), torch.tensor([0], device=self.device), rows)
+        # A step makes them once, in small launches that would count here.
+        hashes = noise.token_hashes(pos)
         heat = torch.full((rows,), 0.7, device=self.device)
         return head_op.Sampling(
             heat, torch.full_like(heat, 0.9), torch.full_like(heat, 50, dtype=torch.int64),
-            partial(noise.per_token, pos), categorical=True, filters=nucleus, counter=partial(noise.token_hashes, pos),
+            partial(noise.per_token, pos), categorical=True, filters=nucleus, counter=lambda: hashes,
         )  # fmt: skip
 
     def linear(self, rows: int, matrix: str) -> Case:
