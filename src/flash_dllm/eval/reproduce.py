@@ -137,6 +137,8 @@ def differences(facts: Facts, label: str) -> list[str]:
         found.append(f"device: {facts.device_name}, published {published.DEVICE}")
     if label.startswith(("stand-in", "synthetic")):
         found.append(label)
+    if "longest" in facts.more:
+        found.append(f"answers of up to {facts.more['longest']} tokens, in canvases of the published length")
     found.append(
         "counting: ours ends before the first stop token and counts passes; the paper counts every decoded position "
         "and a verify step's two passes as one"
