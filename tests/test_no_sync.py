@@ -45,24 +45,28 @@ def graphable_pairs() -> list[tuple[str, str, str]]:
 PAIRS = graphable_pairs()
 
 
+def decoder_of(
+    config: ModelConfig, family: str, cache: str, decoding: str, device: str, **options: Any
+) -> tuple[Decoder, int]:
+    """A decoder of empty slots, with everything asked for that a request can ask for, and its candidates a slot."""
+    model = empty_model(config, torch.float32, device)
+    method = build_method(cache, decoding, family=family, **options)
+    scratch = method.verifier.scratch() if method.verifier else 0
+    kv = KVCache.allocate(config, SLOTS, POSITIONS, scratch, model.embed)
+    state = State(SLOTS, POSITIONS, device=device)
+    words = Vocabulary(config.vocab_size, config.mask_id or 0)
+    decoder = Decoder(Context.build(model, kv, POSITIONS), state, method, words)
+    decoder.hints.sampling = decoder.hints.suppress = decoder.hints.filters = method.verifier is None
+    return decoder, method.schedule.width([32] * SLOTS, [16] * SLOTS)
+
+
 def run_step(
     config: ModelConfig, family: str, cache: str, decoding: str, device: str, **options: Any
 ) -> None:
     """Two steps of a batch that mixes sweeping and running slots, on fake tensors."""
     with FakeTensorMode() if device == "cpu" else nullcontext():
-        model = empty_model(config, torch.float32, device)
-        method = build_method(cache, decoding, family=family, **options)
-        scratch = method.verifier.scratch() if method.verifier else 0
-        kv = KVCache.allocate(config, SLOTS, POSITIONS, scratch, model.embed)
-        state = State(SLOTS, POSITIONS, device=device)
-        decoder = Decoder(
-            Context.build(model, kv, POSITIONS),
-            state,
-            method,
-            Vocabulary(config.vocab_size, config.mask_id or 0),
-        )
-        decoder.hints.sampling = decoder.hints.suppress = decoder.hints.filters = method.verifier is None
-        width = method.schedule.width([32] * SLOTS, [16] * SLOTS)
+        decoder, width = decoder_of(config, family, cache, decoding, device, **options)
+        method = decoder.method
         for sweep in ([0, 1, 2], [1]):
             run = [s for s in range(SLOTS) if s not in sweep]
             record = decoder.step(Lanes(run, sweep, [8] * SLOTS, [40, 40, 44], width))
@@ -86,6 +90,23 @@ def nothing_from_the_host() -> Iterator[None]:
         for name in ("tensor", "as_tensor", "from_numpy"):
             patch.setattr(torch, name, refuse)
         yield
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("family", SHAPE_OF)
+@pytest.mark.parametrize("decoding", ["threshold", "factor", "verify"])
+def test_no_host_read_where_sweeps_were_asked_about(family: str, decoding: str, device: str) -> None:
+    """What is recorded of a block cache; the question itself is one host read before it."""
+    config = SHAPES[SHAPE_OF[family]]
+    with FakeTensorMode() if device == "cpu" else nullcontext():
+        decoder, width = decoder_of(config, family, "dual", decoding, device)
+        method = decoder.method
+        assert method.recordable and not method.graphable
+        for slots in (SLOTS, 2, 2):
+            lanes = Lanes(list(range(slots)), [], [0] * SLOTS, [POSITIONS] * SLOTS, width, exact=False)
+            with nothing_from_the_host():
+                record = decoder.step(lanes)
+        assert record.take.device.type == device
 
 
 def test_the_published_and_our_main_methods_are_graphable() -> None:

@@ -156,9 +156,51 @@ def test_warm_up_records_every_bucket_and_changes_nothing() -> None:
         list(one.warm_up())
 
 
+DUAL = {
+    "threshold": ("threshold", {}),
+    "factor": ("factor", {}),
+    "verify": ("verify", {"search": 2, "verify_rows": 8}),
+    "as-released": ("threshold", {"schedule": "blocks-as-released"}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("decoding", "options"), DUAL.values(), ids=DUAL)
+def test_a_block_cache_is_recorded_between_its_sweeps(
+    family: str, decoding: str, options: dict[str, Any]
+) -> None:
+    """Slots enter blocks at different steps, so whether one is due changes; blocks of several lengths in one batch."""
+    model = models(family)
+
+    def whole(record: bool, late: bool) -> tuple[dict[str, tuple[Any, ...]], Runner]:
+        one = Engine(
+            model, build_method("dual", decoding, family=family, **options),
+            Vocabulary(model.config.vocab_size, model.config.mask_id), slots=2, positions=48, late=late,
+        )  # fmt: skip
+        if record:
+            one.runner = Runner(one.decoder, Again)
+        for index, length in enumerate((20, 9, 30, 14, 5, 26, 11)):
+            one.add(
+                request(
+                    f"r{index}", length, model, seed=index, block_length=(8, 12, 5)[index % 3], epsilon=1.0
+                )
+            )
+        done: dict[str, Finished] = {}
+        while not one.idle:
+            done |= {f.request.id: f for f in one.step()}
+        return facts(done), one.runner
+
+    plain, _ = whole(False, False)
+    assert len(plain) == 7
+    for late in (False, True):
+        recorded, runner = whole(True, late)
+        assert recorded == plain
+        assert runner.records and runner.played > 5 and runner.eager > 7
+
+
 def test_a_method_that_sweeps_is_not_recorded() -> None:
     model = models("llada")
-    for method in (("none", "threshold", {}), ("dual", "threshold", {})):
+    for method in (("none", "threshold", {}), ("prefix", "threshold", {})):
         built = build_method(*method[:2], family="llada")
         one = Engine(model, built, Vocabulary(512, 511), positions=48)
         assert not Runner(one.decoder, Again).records

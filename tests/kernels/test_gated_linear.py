@@ -67,21 +67,37 @@ def test_rows_stay_alone_and_none_is_fine() -> None:
 
 
 def test_what_one_kernel_cannot_do_takes_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other dtypes, quantised matrices, few rows, a forced product: the definition, and no call of the kernel."""
+    """Few rows, a last round of tiles that is nearly empty, a forced product, 8 bits, other dtypes and devices."""
+    calls: list[int] = []
 
-    def never(*args: object, **more: object) -> Tensor:
-        raise AssertionError("the kernel ran")
+    def one(h: Tensor, weight: Tensor) -> Tensor:
+        calls.append(len(h))
+        return silu_mul(linear(h, weight), impl="ref")
 
-    monkeypatch.setattr(kernel, "gated_linear", never)
-    for rows, dtype in ((op.MANY, torch.float32), (op.MANY - 1, torch.bfloat16), (3, torch.float32)):
-        h, weight = operands(rows, 32, 32, dtype)
-        assert torch.equal(op.gated_linear(h, weight, gate="ref"), silu_mul(linear(h, weight), impl="ref"))
+    monkeypatch.setattr(kernel, "gated_linear", one)
+    monkeypatch.setattr(op, "streams_tiles", lambda *matrices: True)
+    monkeypatch.setattr(op, "full_waves", lambda tiles, device: tiles == 4)
     h, weight = operands(op.MANY, 32, 32, torch.bfloat16)
-    forced = op.gated_linear(h, weight, gate="ref", product="library")
-    assert torch.equal(forced, silu_mul(linear(h, weight), impl="ref"))
+    assert op.gated_linear(h, weight, gate="triton").shape == (op.MANY, 32)
+    assert calls == [op.MANY]
     packed = QuantizedWeight(*quantize_int8(weight))
-    assert not op.fits(h, packed)
-    assert torch.equal(op.gated_linear(h, packed, gate="ref"), silu_mul(linear(h, packed), impl="ref"))
+    more, _ = operands(op.MANY + 128, 32, 32, torch.bfloat16)
+    assert op.fits(h, weight) and not op.fits(h, packed) and not op.fits(h, weight[:-2])
+    assert not op.fits(h.float(), weight.float())
+    for x, matrix, how in (
+        (h[1:], weight, {"gate": "triton"}),
+        (more, weight, {"gate": "triton"}),
+        (h, weight, {"gate": "triton", "product": "library"}),
+        (h, weight, {"gate": "triton", "product": "invariant"}),
+        (h, weight, {"gate": "ref"}),
+        (h, packed, {"gate": "triton"}),
+        (h.float(), weight.float(), {"gate": "triton"}),
+        (h, weight[:-2], {"gate": "triton"}),
+    ):
+        assert op.gated_linear(x, matrix, **how).shape == (len(x), matrix.shape[0] // 2)
+    assert calls == [op.MANY]
+    monkeypatch.undo()
+    assert op.fits(h, weight) == (DEVICE == "cuda")
 
 
 def test_whole_rounds_of_tiles() -> None:

@@ -21,7 +21,15 @@ from flash_dllm.core.step import Vocabulary
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import Request
 from flash_dllm.kernels.choice import Kernels
-from flash_dllm.kernels.head_confidence import HeadOut, HeadSpec, Sampling, confidence, fused, head_confidence
+from flash_dllm.kernels.head_confidence import (
+    HeadOut,
+    HeadSpec,
+    Sampling,
+    confidence,
+    filters,
+    fused,
+    head_confidence,
+)
 from flash_dllm.kernels.head_confidence import triton as kernel
 from flash_dllm.kernels.head_confidence.tiles import Tile
 from flash_dllm.methods import build_method
@@ -192,8 +200,8 @@ def test_the_invariant_tile_gives_a_row_the_same_bits_in_any_batch() -> None:
 def test_logits_are_held_for_filters_only_and_in_chunks() -> None:
     h, weight = matrices(1024, 126_464, 4096, torch.bfloat16)
     logits = 512 * 126_464 * 4
-    for filters, least, most in ((False, 0, logits / 4), (True, logits, 1.25 * logits)):
-        spec = HeadSpec(126_349, 126_336, sampling=sampling(1024, False, filters=filters))
+    for kept, least, most in ((False, 0, logits / 4), (True, logits, 1.25 * logits)):
+        spec = HeadSpec(126_349, 126_336, sampling=sampling(1024, False, filters=kept))
         head_confidence(h, weight, spec, impl="triton")
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -321,6 +329,45 @@ def test_filters_keep_the_lower_ids_of_equal_logits(categorical: bool) -> None:
         assert drawn_ids <= set(equal[:kept]) and equal[kept - 1] in drawn_ids, (top_p, top_k)
         among = kept if categorical else 8
         assert torch.allclose(out.prob, torch.full_like(out.prob, 1 / among)), (top_p, top_k)
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+def test_filters_over_more_than_one_block_of_the_vocabulary(categorical: bool) -> None:
+    """Equal logits, zeros of both signs among them, in blocks far apart: which of them stay is counted throughout."""
+    rows, vocab = 2, max(tile["B"] for tile in (filters.CUT, filters.DRAW, filters.RATE)) + 700
+    logits = torch.full((rows, vocab), -9.0)
+    equal = [7, 1030, 1031, 2060, 4100, 8193, vocab - 1]
+    logits[:, equal] = torch.tensor([0.0, -0.0, 0.0, -0.0, 0.0, -0.0, 0.0])
+    drawn = replace(
+        sampling(rows, categorical, filters=True), temperature=torch.ones(rows, device=DEVICE),
+        top_p=torch.ones(rows, device=DEVICE), top_k=torch.tensor([4, 6], device=DEVICE),
+    )  # fmt: skip
+    spec = HeadSpec(vocab, 0, "margin", sampling=drawn, wanted=torch.tensor([2060, vocab - 1], device=DEVICE))
+    exact = confidence(logits.to(DEVICE).double(), spec)
+    # One column of ones: the logits are the weights.
+    weight = torch.zeros(rows, vocab, 16)
+    weight[..., 0] = logits
+    for row in range(rows):
+        one = replace(spec, wanted=spec.wanted[row : row + 1], sampling=sampling_of(drawn, row))  # type: ignore[index]
+        h = torch.zeros(1, 16, device=DEVICE)
+        h[:, 0] = 1.0
+        out = head_confidence(h, weight[row].to(DEVICE), one, impl="triton")
+        assert out.token.item() == exact.token[row].item()
+        for name in ("prob", "measure", "prob_wanted"):
+            assert getattr(out, name).item() == pytest.approx(getattr(exact, name)[row].item(), abs=1e-5), (
+                name
+            )
+
+
+def sampling_of(drawn: Sampling, row: int) -> Sampling:
+    """One row of it, with the numbers that this row draws in the batch."""
+    assert drawn.counter is not None
+    first, second = drawn.counter()
+    one = slice(row, row + 1)
+    return replace(
+        drawn, temperature=drawn.temperature[one], top_p=drawn.top_p[one], top_k=drawn.top_k[one],
+        counter=lambda: (first[one], second[one]),
+    )  # fmt: skip
 
 
 def test_filters_of_some_rows_change_no_other_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,18 @@ def test_tiles_of_many_rows(
         streamed.streamed.__defaults__ = (plain,)
 
 
+@pytest.mark.parametrize("impl", HALF)
+def test_a_value_that_is_not_finite_stays_alone(impl: str) -> None:
+    """Values do not turn, so the other half of the head knows nothing of it."""
+    case = Case(8, 16, (2, 2), 16, True)
+    assert case.bias is not None
+    case.bias[-16] = float("inf")
+    queries, _, values = case.run(torch.bfloat16, impl, False)
+    written = values[case.slot, case.place][:-2, 1]
+    assert written[:, 0].isinf().all() and written[:, 1:].isfinite().all()
+    assert queries.isfinite().all()
+
+
 def test_what_streams_not() -> None:
     with pytest.raises(ValueError, match=r"'streamed' takes 16-bit numbers.*torch\.float32 and 16"):
         Case(4, 32, (2, 2), 16, False).run(torch.float32, STREAMED)

@@ -56,8 +56,9 @@ class ThreadRanks:
         self.hall.largest = max(self.hall.largest, x[0].numel() if x.shape[0] else 0)
         return torch.stack(self._all(x))
 
-    def before_parting(self, holder: Recordings) -> None:
+    def before_parting(self, holder: Recordings) -> Callable[[], None]:
         self.holders.append(holder)
+        return partial(self.holders.remove, holder)
 
 
 def on_ranks(size: int, work: Callable[[ThreadRanks], Any], hall: Hall | None = None) -> list[Any]:

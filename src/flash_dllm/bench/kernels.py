@@ -35,7 +35,7 @@ SCRATCH = 65
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Relative error to the definition in the same dtype above which an implementation counts as wrong."""
 IMPLS: dict[str, tuple[str, ...]] = {
-    "qkv_rope_write": ("ref", "scattered", "streamed", "fused", "invariant"),
+    "qkv_rope_write": ("ref", "triton", "scattered", "streamed", "fused", "invariant"),
     "row_attention": ("ref", "triton", "invariant"),
     "head_confidence": ("ref", "triton", "invariant"),
     "rms_norm": ("ref", "triton"),

@@ -43,6 +43,8 @@ def size_of(row: dict[str, Any]) -> str:
     parts = [f"{row[key]} {key}" for key in ("rows", "slots", "keys") if key in row]
     if "depth" in row:
         parts.append(f"{row['depth']} x {row['width']}")
+    if "sampled" in row:
+        parts.append({"plain": "drawn", "nucleus": "drawn, top-p and top-k"}[row["sampled"]])
     return ", ".join(parts) + (", score" if row.get("score") else "")
 
 

@@ -136,6 +136,7 @@ class CachePolicy:
         graphable: a step of running slots reads nothing back to the host.
         steady: such a step has the same shape whatever the canvases' lengths, so it can be recorded once.
         sync: the policy reads values back to the host (block caches).
+        asks: all that it reads back is whether sweeps are due (:meth:`due`), which can be asked before a step.
         loop: ``compact`` policies give a plan; others override :meth:`run`.
         leads: :meth:`rows` of a slot begin with the candidates, in their order, so that nobody has to look for them.
     """
@@ -144,6 +145,7 @@ class CachePolicy:
     graphable = True
     steady = False
     sync = False
+    asks = False
     loop = "compact"
     leads = False
     supports_cfg = True
@@ -365,6 +367,11 @@ class Method:
     @property
     def graphable(self) -> bool:
         return self.cache.graphable and not self.cache.sync and not self.rule.sync
+
+    @property
+    def recordable(self) -> bool:
+        """A step without a sweep can be recorded once and played again, whatever the canvases hold."""
+        return self.cache.steady and not self.rule.sync and (self.graphable or self.cache.asks)
 
     def slot_tensors(self) -> tuple[Tensor, ...] | None:
         """What its parts keep by slot, each [S, ...], or None where a canvas cannot move. A schedule keeps nothing."""

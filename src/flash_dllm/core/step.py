@@ -195,11 +195,22 @@ class Decoder:
             tensor[target] = tensor[source]
         self.state.move(source, target)
 
+    @torch.inference_mode()
+    def ask(self, lanes: Lanes) -> Lanes:
+        """``lanes`` as the next step will run them: slots whose sweep is due sweep. Reads that back.
+
+        For policies that :attr:`CachePolicy.asks`. Slots enter their blocks as they do in the step, where they then
+        are already.
+        """
+        self.method.schedule.candidates(self.state, lanes.width)
+        return self._with_due(lanes)
+
     def _with_due(self, lanes: Lanes) -> Lanes:
         policy = self.method.cache
         if policy.always_sweeps():
             return replace(lanes, sweep=lanes.live, run=[])
-        if not policy.sync or not lanes.run:
+        # A recorded step was asked about before, and none is due.
+        if not policy.sync or not lanes.run or (policy.asks and not lanes.exact):
             return lanes
         due = policy.due(self.state)
         if due is None:

@@ -1,14 +1,17 @@
 """Runs steps: op by op, or a steady step of a GPU as one CUDA graph.
 
 A step is steady where no slot sweeps and the cache policy's rows have one shape whatever the canvases hold
-(``CachePolicy.steady``). Row counts and key lengths are data on the device, so one graph for each number of slots
-serves every step: a slot that is free or done has only invalid rows. The number of slots is rounded up to a bucket.
+(``CachePolicy.steady``). A policy whose sweeps depend on the canvases is asked first whether one is due. Row counts and
+key lengths are data on the device, so one graph for each number of slots serves every step: a slot that is free or done
+has only invalid rows. The number of slots is rounded up to a bucket.
 A graph covers the lowest slots: requests are seated in the lowest free ones, and where those that are left sit too
 high for the smallest graph that could hold them, the highest move down (:meth:`Runner.moves`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,6 +81,30 @@ class Key:
     hints: tuple[bool, ...]
 
 
+class Tapes(dict[Key, Tape]):
+    """Recorded steps, in an object that does not know whose they are: ranks keep it until they part.
+
+    Attributes:
+        closed: they were forgotten, and none is kept any more.
+    """
+
+    closed = False
+
+    def keep(self, key: Key, tape: Tape) -> None:
+        """Raises RuntimeError if they were forgotten while ``tape`` was recorded."""
+        self[key] = tape
+        if self.closed:
+            self.forget()
+            raise RuntimeError("recorded steps were given up while one was recorded")
+
+    def forget(self) -> None:
+        """Drop every recorded step, and keep none from here on."""
+        self.closed = True
+        with contextlib.suppress(KeyError):
+            while self:
+                self.popitem()[1].drop()
+
+
 class Runner:
     """Runs the steps of a decoder.
 
@@ -91,12 +118,12 @@ class Runner:
 
     def __init__(self, decoder: Decoder, record: Recorder | None) -> None:
         self.decoder, self._record = decoder, record
-        self.tapes: dict[Key, Tape] = {}
+        self.tapes = Tapes()
         self._seen: set[Key] = set()
         self.played = self.eager = 0
         ranks = decoder.ctx.model.ranks
         if record is not None and ranks is not None:
-            ranks.before_parting(self)
+            weakref.finalize(self, _let_go, self.tapes, ranks.before_parting(self.tapes))
 
     @classmethod
     def for_device(cls, decoder: Decoder, enforce_eager: bool) -> Runner:
@@ -107,21 +134,16 @@ class Runner:
     @property
     def records(self) -> bool:
         """Steady steps of this method are recorded."""
-        method = self.decoder.method
-        return self._record is not None and method.graphable and method.cache.steady
+        return self._record is not None and not self.tapes.closed and self.decoder.method.recordable
 
     def step(self, lanes: Lanes) -> StepRecord:
         """One step of the slots in ``lanes``."""
+        if self.records and self.decoder.method.cache.asks and lanes.run and not lanes.sweep:
+            lanes = self.decoder.ask(lanes)
         if not self.records or lanes.sweep or lanes.partner:
             self.eager += 1
             return self.decoder.step(lanes)
         return self._steady(self._key(max(lanes.run) + 1, lanes.width))
-
-    def forget(self) -> None:
-        """Drop every recorded step, and record none from here on."""
-        self._record = None
-        while self.tapes:
-            self.tapes.popitem()[1].drop()
 
     def moves(self, live: Sequence[int]) -> list[tuple[int, int]]:
         """Moves (from, to) after which a smaller graph plays the steady steps of the slots ``live``.
@@ -186,9 +208,15 @@ class Runner:
         if key not in self.tapes:
             assert self._record is not None
             with held_tables():
-                self.tapes[key] = self._record(lambda: self.decoder.step(lanes))
+                self.tapes.keep(key, self._record(lambda: self.decoder.step(lanes)))
         self.played += 1
         return self.tapes[key].play()
+
+
+def _let_go(tapes: Tapes, withdraw: Callable[[], None]) -> None:
+    """A runner is gone: free its recorded steps, which the ranks still keep."""
+    tapes.forget()
+    withdraw()
 
 
 def bucket(slots: int, most: int) -> int:

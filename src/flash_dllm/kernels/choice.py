@@ -37,9 +37,9 @@ class Kernels:
 def kernels_of(name: str) -> Kernels:
     """The ops' implementations under one name.
 
-    ``auto``; ``ref``; ``triton`` (matrix products by the library); ``fused`` (Triton, with the paper's fused
-    projection); ``invariant`` (Triton throughout, each op with one tile: a request's numbers do not depend on what
-    else is in the batch).
+    ``auto``; ``ref``; ``triton`` (matrix products by the library, or with what follows them in one kernel);
+    ``fused`` (Triton, with the paper's fused projection); ``invariant`` (Triton throughout, each op with one tile: a
+    request's numbers do not depend on what else is in the batch).
     """
     triton = replace(Kernels.all(TRITON), linear=None)
     if name == "fused":

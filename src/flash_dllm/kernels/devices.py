@@ -42,18 +42,16 @@ def has_descriptors() -> bool:
 
 
 def streams_tiles(*matrices: Tensor) -> bool:
-    """Whether kernels for whole tiles through TMA and Hopper's matrix instructions can read these matrices.
+    """Whether kernels for whole tiles through TMA and Hopper's matrix instructions can read these matrices."""
+    hopper = matrices[0].is_cuda and capability(matrices[0].device) == 9
+    return hopper and has_descriptors() and aligned(*matrices)
 
-    TMA wants rows that start at multiples of 16 bytes.
-    """
-    return (
-        matrices[0].is_cuda
-        and capability(matrices[0].device) == 9
-        and has_descriptors()
-        and all(
-            m.stride(-1) == 1 and m.stride(0) * m.element_size() % 16 == 0 and m.data_ptr() % 16 == 0
-            for m in matrices
-        )
+
+def aligned(*matrices: Tensor) -> bool:
+    """Whether every row starts at a multiple of 16 bytes and has no gaps, as TMA wants it."""
+    return all(
+        m.stride(-1) == 1 and m.stride(0) * m.element_size() % 16 == 0 and m.data_ptr() % 16 == 0
+        for m in matrices
     )
 
 

@@ -5,6 +5,7 @@ The implementation is ``flash_dllm.parallel``; nothing below it knows of process
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,10 +35,11 @@ class Ranks(Protocol):
     def gather(self, x: Tensor) -> Tensor:
         """``x`` of every rank, [size, *x.shape]."""
 
-    def before_parting(self, holder: Recordings) -> None:
+    def before_parting(self, holder: Recordings) -> Callable[[], None]:
         """Have ``holder`` forget its recordings before the ranks part: NCCL waits for graphs that hold its sums.
 
-        Holds it weakly, and is the one method that a rank may call by itself.
+        Keeps ``holder`` until then, or until what this returns is called. The one method that a rank may call by
+        itself.
         """
 
 

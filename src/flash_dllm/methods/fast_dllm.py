@@ -21,8 +21,8 @@ from torch import Tensor
 from flash_dllm.core.cache import KVCache
 from flash_dllm.core.method import Blocks, CachePolicy, Rule, at_least_best, prefix_true
 from flash_dllm.core.noise import Noise
-from flash_dllm.core.rows import fed_rows
-from flash_dllm.core.select import best_first, rank_of
+from flash_dllm.core.rows import fed_rows, run_rows
+from flash_dllm.core.select import best_first, leftmost, rank_of
 from flash_dllm.core.state import State
 from flash_dllm.core.types import Candidates, Draft, Lanes, Rows
 
@@ -116,12 +116,17 @@ class PrefixCache(BlockCache):
 
 
 class DualCache(BlockCache):
-    """Recompute the block."""
+    """Recompute the block: as many rows as a block has positions, so these passes have one shape."""
 
     name = "dual"
+    steady = asks = True
 
     def fed(self, state: State) -> Tensor:
         return in_block(state)
+
+    def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
+        # A block has no more positions than a step may have candidates; nobody has to count them.
+        return [run_rows(state, kv.base, lanes, *leftmost(self.fed(state), lanes.width))]
 
 
 class AsReleased(Blocks):

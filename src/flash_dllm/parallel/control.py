@@ -268,17 +268,19 @@ class Spoke(Liveness):
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        while (message := self.line.read()) is not None:
-            if "stop" in message:
-                self.lose(str(message["stop"]))
-                break
-            if "quit" in message:
-                self.closing = True
-                break
-            self.orders.put(message)
-        else:
-            self.lose("rank 0 is gone")
-        self.orders.put(None)
+        try:
+            while (message := self.line.read()) is not None:
+                if "stop" in message:
+                    self.lose(str(message["stop"]))
+                    break
+                if "quit" in message:
+                    self.closing = True
+                    break
+                self.orders.put(message)
+            else:
+                self.lose("rank 0 is gone")
+        finally:
+            self.orders.put(None)
 
     def report(self, message: Message) -> None:
         """To rank 0, if it is still there."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,9 @@ class Group:
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         dist = distributed()
         self.rank, self.size, self.device = rank, size, device
-        self._holders: weakref.WeakSet[Recordings] = weakref.WeakSet()
+        # Not weakly: the collector clears weak references before it has the ranks part.
+        self._holders: dict[int, Recordings] = {}
+        self._broken = False
         self._reduce = dist.all_reduce
         # Renamed in torch 2.13.
         self._gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -71,15 +74,20 @@ class Group:
         self._gather(out, x.contiguous())
         return out.view(self.size, *x.shape)
 
-    def before_parting(self, holder: Recordings) -> None:
-        """``holder`` forgets its recordings before this group is left or broken off; held weakly."""
-        self._holders.add(holder)
+    def before_parting(self, holder: Recordings) -> Callable[[], None]:
+        """``holder`` forgets its recordings before this group is left or broken off; returns what withdraws it."""
+        self._holders[id(holder)] = holder
+        return partial(self._withdraw, id(holder))
+
+    def _withdraw(self, key: int) -> None:
+        self._holders.pop(key, None)
 
     def abort(self) -> None:
         """Break off what waits for a rank that is gone; any thread may call this."""
         if self.device.type == "cuda":
             # A gloo call ends by itself when a connection breaks; a NCCL kernel would wait for good. NCCL first frees
             # its kernels and then waits for the graphs that hold them, so those go meanwhile.
+            self._broken = True
             breaking = threading.Thread(target=self._break_off, daemon=True)
             breaking.start()
             self._forget()
@@ -88,15 +96,26 @@ class Group:
     def close(self) -> None:
         """Leave the group."""
         self._forget()
-        dist = distributed()
-        if dist.is_initialized():
-            with contextlib.suppress(Exception):
-                dist.destroy_process_group()
+        if not distributed().is_initialized():
+            return
+        if self._broken:
+            # Nobody answers any more, and NCCL may wait all the same.
+            leaving = threading.Thread(target=self._leave, daemon=True)
+            leaving.start()
+            leaving.join(BREAK)
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(Exception):
+            distributed().destroy_process_group()
 
     def _break_off(self) -> None:
         with contextlib.suppress(Exception):
             distributed().group.WORLD._get_backend(self.device).abort()
 
     def _forget(self) -> None:
-        for holder in list(self._holders):
-            holder.forget()
+        for holder in list(self._holders.values()):
+            # One that fails must not keep the others, or the group, from ending.
+            with contextlib.suppress(Exception):
+                holder.forget()

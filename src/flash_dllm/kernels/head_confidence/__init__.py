@@ -15,7 +15,7 @@ __all__ = ["HeadOut", "HeadSpec", "Sampling", "confidence", "fused", "head_confi
 def head_confidence(h: Tensor, weight: Tensor, spec: HeadSpec, *, impl: str | None = None) -> HeadOut:
     """LM head of final-normed rows ``h`` [M, d] under ``weight`` [V, d], then what ``spec`` asks of the logits.
 
-    The kernel holds no logits but those of rows with ``top_p`` or ``top_k``, of 512 rows at a time. It multiplies in
+    The kernel writes no logits but those of rows with ``top_p`` or ``top_k``, into room for 512 rows. It multiplies in
     the dtype of ``h``, accumulates and reduces in float32 and does not round the logits, so among logits that are
     equal in bfloat16 it takes the larger one, not the lower id. A request that it does not know (see :func:`fused`)
     runs on the definition instead, which holds all logits: that hangs on what is asked, never on a failure, and the

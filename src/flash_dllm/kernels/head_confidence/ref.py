@@ -27,7 +27,8 @@ class Sampling:
             noise of tokens ``start`` .. ``stop - 1``.
         categorical: Dream's form: temperature and filters change the distribution *before* the confidence is
             taken, and the confidence is that distribution's probability of the drawn token.
-        filters: False when no row uses top_p or top_k, which saves sorting the vocabulary.
+        filters: False when no row uses top_p or top_k, which saves sorting the vocabulary here and keeping logits
+            in the kernel.
         choose: draws an index from probabilities [M, V] -> [M]; None uses the Gumbel noise. It exists for the
             published traces, which used ``torch.multinomial``.
         counter: where ``uniform`` is counter-based, gives its two 32-bit hashes [M] int64 before the token's index,

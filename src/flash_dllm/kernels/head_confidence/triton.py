@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flash_dllm.kernels import tuned
-from flash_dllm.kernels.devices import has_descriptors, limits, precision
+from flash_dllm.kernels.devices import aligned, has_descriptors, limits, precision
 
 from .common import ARGMAX, CATEGORICAL, ENTROPY, GUMBEL, MARGIN, NEG_INF, NOBODY, gumbel
 from .filters import apply_filters
@@ -333,9 +333,7 @@ def _split(rows: int, vocab: int, tile: Tile, processors: int) -> tuple[int, int
 
 def _operands(h: Tensor, weight: Tensor, tile: Tile) -> tuple[tuple[Any, Any], dict[str, Any]]:
     """The matrices as the kernel takes them, and the constants that say how."""
-    # TMA wants rows that start at multiples of 16 bytes.
-    aligned = all(t.stride(0) * t.element_size() % 16 == 0 and t.data_ptr() % 16 == 0 for t in (h, weight))
-    descriptor = tile.descriptor and aligned and has_descriptors()
+    descriptor = tile.descriptor and aligned(h, weight) and has_descriptors()
     shape = {
         "M": tile.rows, "V": tile.vocab, "K": tile.depth, "SWAP": tile.swap, "PARTS": tile.parts, "FLAT": tile.flat,
         "DESCRIPTOR": descriptor, "EVEN": h.shape[1] % tile.depth == 0, "PRECISION": precision(h.dtype),

@@ -48,11 +48,12 @@ def _head(
     first, second = tl.split(tl.permute(tl.reshape(acc, (M, 2, half)), (0, 2, 1)))
     j = tl.arange(0, half)[None, :]
     own = inside[:, None]
-    # A value turns by no angle.
     angle = row[:, None] * half + j
     c = tl.load(cos + angle, mask=own & turns, other=1.0)
     s = tl.load(sin + angle, mask=own & turns, other=0.0)
     one, two = _turn(first, second, c, s, FP32, dtype)
+    # Values do not turn, by no angle either: of a number beside one that is not finite 0 * inf would remain.
+    one, two = tl.where(turns, one, first), tl.where(turns, two, second)
     at = queries + ((row.to(tl.int64) * n_heads + head) * DIM)[:, None] + j
     tl.store(at, one.to(dtype), mask=own & (which < n_heads))
     tl.store(at + half, two.to(dtype), mask=own & (which < n_heads))
