@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from flash_dllm.bench.plans import METHODS as METHODS_PLAN
+from flash_dllm.core.forward import warm
 from flash_dllm.core.state import Canvas
 from flash_dllm.core.step import StepRecord, Vocabulary
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import Finished, Request
 from flash_dllm.engine.runner import BUCKETS, Runner, bucket
+from flash_dllm.kernels import gated_linear, qkv_rope_write
 from flash_dllm.kernels.choice import kernels_of
+from flash_dllm.kernels.gated_linear import triton as gated_kernel
+from flash_dllm.kernels.qkv_rope_write import streamed
 from flash_dllm.llm import LLM
 from flash_dllm.methods import MethodError, build_method
 from flash_dllm.models import ModelError
@@ -196,6 +200,37 @@ def test_a_block_cache_is_recorded_between_its_sweeps(
         recorded, runner = whole(True, late)
         assert recorded == plain
         assert runner.records and runner.played > 5 and runner.eager > 7
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_only_many_rows_take_is_compiled_before(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes nothing but a trash place, and nothing is called where the kernels are other ones."""
+    ran: list[str] = []
+
+    def note(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: ran.append(name) or kernel(*args)
+
+    monkeypatch.setattr(gated_kernel, "gated_linear", note("gated", gated_kernel.gated_linear))
+    monkeypatch.setattr(streamed, "streamed", note("streamed", streamed.streamed))
+    for op in (gated_linear, qkv_rope_write):
+        monkeypatch.setattr(op, "streams_tiles", lambda *matrices: True)
+    model = models(family).to(dtype=torch.bfloat16)
+    for kernels, expected in (
+        ("triton", ["streamed", "gated"]),
+        ("invariant", []),
+        ("ref", []),
+        ("auto", []),
+    ):
+        one = engine(model, family, METHODS[0], kernels=kernels_of(kernels))
+        kv = one.decoder.ctx.kv
+        for tensor in (*kv.keys, *kv.values):
+            tensor.fill_(2.0)
+        with torch.inference_mode():
+            warm(one.decoder.ctx)
+        assert ran == expected, kernels
+        ran.clear()
+        for tensor in (*kv.keys, *kv.values):
+            assert (tensor[1:] == 2).all() and (tensor[0, 1:] == 2).all()
 
 
 def test_a_method_that_sweeps_is_not_recorded() -> None:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_dllm.kernels import gated_linear as gated_op
+from flash_dllm.kernels import qkv_rope_write as qkv_op
 from flash_dllm.kernels.choice import Kernels
 from flash_dllm.kernels.gated_linear import gated_linear
 from flash_dllm.kernels.linear import linear
@@ -19,7 +21,7 @@ from flash_dllm.models.layers import LayerWeights, Model, rope_tables
 
 from .cache import KVCache
 from .slabs import slabs
-from .types import Feedback, Plan, Rows, View
+from .types import TRASH, Feedback, Plan, Rows, View
 
 
 @dataclass
@@ -79,6 +81,18 @@ def feed_forward(ctx: Context, layer: LayerWeights, h: Tensor) -> Tensor:
     kernels = ctx.kernels
     active = gated_linear(h, layer.w_gate_up, gate=kernels.silu_mul, product=kernels.linear)
     return linear(active, layer.w_down, impl=kernels.linear)
+
+
+def warm(ctx: Context) -> None:
+    """Compile the kernels that passes of many rows take: one row, whose key goes to the trash place of slot 0."""
+    layer, kernels = ctx.model.layers[0], ctx.kernels
+    h = ctx.model.embed[:1].contiguous()
+    zero = torch.zeros(1, dtype=torch.int64, device=h.device)
+    qkv_op.warm(
+        h, layer.wqkv, layer.bqkv, ctx.angles(zero), (zero, zero + TRASH), ctx.kv.layer(0),
+        ctx.model.config.rope_fp32, kernels.qkv_rope_write,
+    )  # fmt: skip
+    gated_op.warm(h, layer.w_gate_up, gate=kernels.silu_mul, product=kernels.linear)
 
 
 def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from flash_dllm.core.forward import warm
 from flash_dllm.core.step import Decoder, StepRecord
 from flash_dllm.core.types import Lanes
 from flash_dllm.kernels.row_attention import held_tables
@@ -166,8 +167,10 @@ class Runner:
         """
         if not self.records:
             return
-        # A sweep of nothing compiles what the first request of every size would wait for.
+        # A sweep of nothing compiles what the first request of every size would wait for, but for what depends on size.
         self.decoder.step(self._empty_sweep(width))
+        with torch.inference_mode():
+            warm(self.decoder.ctx)
         sizes = sorted({bucket(n, self.decoder.state.slots) for n in (*BUCKETS, self.decoder.state.slots)})
         for done, slots in enumerate(reversed(sizes), 1):
             key = self._key(slots, width)

@@ -12,7 +12,7 @@ from flash_dllm.kernels.linear import Matrix
 from . import ref
 from .ref import rotate
 
-__all__ = ["FUSED", "SCATTERED", "STREAMED", "qkv_rope_write", "rotate"]
+__all__ = ["FUSED", "SCATTERED", "STREAMED", "qkv_rope_write", "rotate", "warm"]
 
 FUSED, STREAMED, SCATTERED = "fused", "streamed", "scattered"
 """One kernel for projection, rotation and write, with tiles by the number of rows; the same for many rows on Hopper;
@@ -72,6 +72,22 @@ def qkv_rope_write(
                 return streamed.streamed(h, weight, bias, angles, target, kv, in_float32)
     product = INVARIANT if chosen == INVARIANT else None
     return triton.scattered(h, weight, bias, angles, target, kv, in_float32, product=product)
+
+
+def warm(
+    h: Tensor,
+    weight: Matrix,
+    bias: Tensor | None,
+    angles: tuple[Tensor, Tensor],
+    target: tuple[Tensor, Tensor],
+    kv: tuple[Tensor, Tensor],
+    in_float32: bool,
+    impl: str | None = None,
+) -> None:
+    """Compile what many rows would take, with the few of ``h``; see :func:`qkv_rope_write`."""
+    chosen = choose(impl, h, (REF, TRITON, FUSED, STREAMED, SCATTERED, INVARIANT))
+    if chosen == TRITON and isinstance(weight, Tensor) and streams_tiles(h, weight) and _fits(h, kv[0]):
+        qkv_rope_write(h, weight, bias, angles, target, kv, in_float32, STREAMED)
 
 
 def _fits(h: Tensor, keys: Tensor) -> bool:
