@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flash_dllm.kernels.gated_linear import triton as gated_linear
 from flash_dllm.kernels.head_confidence import filters
 from flash_dllm.kernels.head_confidence import tiles as heads
 from flash_dllm.kernels.head_confidence import triton as head
+from flash_dllm.kernels.qkv_rope_write import streamed
 from flash_dllm.kernels.rms_norm import triton as norm
 from flash_dllm.kernels.silu_mul import triton as gate
 from tests.kernels.ahead import Compiled, compile_for
@@ -152,6 +154,36 @@ def filter_cases() -> Iterator[Case]:
             )  # fmt: skip
 
 
+def product_cases() -> Iterator[Case]:
+    """Products with what follows them, for many rows on Hopper: LLaDA's form, and Dream's with its bias."""
+    sizes = dict.fromkeys(["n_rows", "depth", "places", "n_heads", "n_kv"], "i32")
+    for tile in streamed.VARIANTS:
+        signature = {
+            "x": f"tensordesc<bf16[{tile.rows}, {tile.k}]>", "weight": f"tensordesc<bf16[256, {tile.k}]>",
+            "bias": "*bf16", "cos": "*fp32", "sin": "*fp32", "slot": "*i64", "place": "*i64",
+            **dict.fromkeys(["keys", "values", "queries"], "*bf16"), **sizes,
+        }  # fmt: skip
+        for wide in (True, False):
+            constants = {
+                "DIM": 128, "M": tile.rows, "K": tile.k, "GROUP": tile.group, "FP32": wide, "BIAS": not wide,
+            }  # fmt: skip
+            yield Case(
+                f"{tile} projection bf16", 90, streamed._streamed, with_constants(signature, constants), constants,
+                {"num_warps": tile.warps, "num_stages": tile.stages}, ("depth",), tile != streamed.TILE,
+            )  # fmt: skip
+    for gated in gated_linear.VARIANTS:
+        signature = {
+            "x": f"tensordesc<bf16[{gated.rows}, {gated.k}]>",
+            "weight": f"tensordesc<bf16[2, {gated.width}, {gated.k}]>",
+            "out": f"tensordesc<bf16[{gated.rows}, {gated.width}]>", **dict.fromkeys(["rows", "width", "depth"], "i32"),
+        }  # fmt: skip
+        constants = {"M": gated.rows, "N": gated.width, "K": gated.k, "GROUP": gated.group}
+        yield Case(
+            f"{gated} gated bf16", 90, gated_linear._gated, with_constants(signature, constants), constants,
+            {"num_warps": gated.warps, "num_stages": gated.stages}, ("width", "depth"), gated != gated_linear.TILE,
+        )  # fmt: skip
+
+
 def row_cases() -> Iterator[Case]:
     """RMSNorm at the widths of its table, the gated activation at every tile."""
     signature = {
@@ -177,7 +209,7 @@ def row_cases() -> Iterator[Case]:
 
 def main() -> None:
     variants = "--variants" in sys.argv[1:]
-    for case in (*head_cases(), *join_cases(), *filter_cases(), *row_cases()):
+    for case in (*head_cases(), *join_cases(), *filter_cases(), *product_cases(), *row_cases()):
         if case.variant and not variants:
             continue
         built = asdict(case.compile())

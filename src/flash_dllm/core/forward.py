@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_dllm.kernels import gated_linear as gated_op
-from flash_dllm.kernels import qkv_rope_write as qkv_op
-from flash_dllm.kernels.choice import Kernels
-from flash_dllm.kernels.gated_linear import gated_linear
+from flash_dllm.kernels.choice import TRITON, Kernels, choose
+from flash_dllm.kernels.gated_linear import fits, gated_linear, in_one
 from flash_dllm.kernels.linear import linear
-from flash_dllm.kernels.qkv_rope_write import qkv_rope_write
+from flash_dllm.kernels.qkv_rope_write import STREAMED, may_stream, qkv_rope_write
 from flash_dllm.kernels.rms_norm import rms_norm
 from flash_dllm.kernels.row_attention import ScoreSum, attend_rows
 from flash_dllm.models.inspection import SLAB
@@ -83,16 +81,21 @@ def feed_forward(ctx: Context, layer: LayerWeights, h: Tensor) -> Tensor:
     return linear(active, layer.w_down, impl=kernels.linear)
 
 
+@torch.inference_mode()
 def warm(ctx: Context) -> None:
     """Compile the kernels that passes of many rows take: one row, whose key goes to the trash place of slot 0."""
-    layer, kernels = ctx.model.layers[0], ctx.kernels
+    layer, kernels, kv = ctx.model.layers[0], ctx.kernels, ctx.kv.layer(0)
     h = ctx.model.embed[:1].contiguous()
-    zero = torch.zeros(1, dtype=torch.int64, device=h.device)
-    qkv_op.warm(
-        h, layer.wqkv, layer.bqkv, ctx.angles(zero), (zero, zero + TRASH), ctx.kv.layer(0),
-        ctx.model.config.rope_fp32, kernels.qkv_rope_write,
-    )  # fmt: skip
-    gated_op.warm(h, layer.w_gate_up, gate=kernels.silu_mul, product=kernels.linear)
+
+    def chosen(impl: str | None) -> bool:
+        return impl in (None, TRITON) and choose(impl, h) == TRITON
+
+    if chosen(kernels.qkv_rope_write) and may_stream(h, layer.wqkv, kv[0]):
+        zero = torch.zeros(1, dtype=torch.int64, device=h.device)
+        target, turned = (zero, zero + TRASH), ctx.model.config.rope_fp32
+        qkv_rope_write(h, layer.wqkv, layer.bqkv, ctx.angles(zero), target, kv, turned, STREAMED)
+    if kernels.linear is None and chosen(kernels.silu_mul) and fits(h, layer.w_gate_up):
+        in_one(h, layer.w_gate_up)
 
 
 def compact(ctx: Context, plan: Plan, score_from: int | None = None) -> Feedback:

@@ -169,8 +169,7 @@ class Runner:
             return
         # A sweep of nothing compiles what the first request of every size would wait for, but for what depends on size.
         self.decoder.step(self._empty_sweep(width))
-        with torch.inference_mode():
-            warm(self.decoder.ctx)
+        warm(self.decoder.ctx)
         sizes = sorted({bucket(n, self.decoder.state.slots) for n in (*BUCKETS, self.decoder.state.slots)})
         for done, slots in enumerate(reversed(sizes), 1):
             key = self._key(slots, width)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-REF, TRITON, INVARIANT = "ref", "triton", "invariant"
+REF, TRITON, INVARIANT, LIBRARY = "ref", "triton", "invariant", "library"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -69,7 +69,7 @@ def choose(impl: str | None, x: Tensor, known: tuple[str, ...] = (REF, TRITON)) 
         return TRITON if x.is_cuda and x.dtype in DTYPES and has_triton() else REF
     if impl not in known:
         raise ValueError(f"kernel implementation {impl!r} is not known; one of {', '.join(known)}")
-    if impl not in (REF, "library") and not x.is_cuda and not _interprets():
+    if impl not in (REF, LIBRARY) and not x.is_cuda and not _interprets():
         raise ValueError(
             f"kernel implementation {impl!r} needs a GPU; these tensors are on {x.device}: use {REF!r}"
         )

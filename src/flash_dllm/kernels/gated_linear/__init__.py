@@ -10,7 +10,7 @@ from flash_dllm.kernels.devices import full_waves, streams_tiles
 from flash_dllm.kernels.linear import Matrix, linear
 from flash_dllm.kernels.silu_mul import silu_mul
 
-__all__ = ["MANY", "fits", "gated_linear", "in_one", "warm"]
+__all__ = ["MANY", "fits", "gated_linear", "in_one"]
 
 MANY = 512
 """Rows from which one kernel of our own may beat the library's product and a second kernel, on an H200."""
@@ -37,12 +37,6 @@ def gated_linear(h: Tensor, weight: Matrix, *, gate: str | None = None, product:
         if full_waves(triton.count_tiles(len(h), len(weight) // 2), h.device):
             return in_one(h, weight)
     return silu_mul(linear(h, weight, impl=product), impl=gate)
-
-
-def warm(h: Tensor, weight: Matrix, *, gate: str | None = None, product: str | None = None) -> None:
-    """Compile what many rows would take, with the few of ``h``."""
-    if product is None and choose(gate, h) == TRITON and fits(h, weight):
-        in_one(h, weight)
 
 
 def in_one(h: Tensor, weight: Matrix) -> Tensor:

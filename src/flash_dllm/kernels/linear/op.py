@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flash_dllm.kernels.choice import INVARIANT, REF, TRITON, choose
+from flash_dllm.kernels.choice import INVARIANT, LIBRARY, REF, TRITON, choose
 from flash_dllm.kernels.tuned import current
 
-LIBRARY = "library"
 FEW = 256
 """Rows up to which a product streams the weights, so that a kernel of our own may beat the library's."""
 

@@ -12,7 +12,7 @@ from flash_dllm.kernels.linear import Matrix
 from . import ref
 from .ref import rotate
 
-__all__ = ["FUSED", "SCATTERED", "STREAMED", "qkv_rope_write", "rotate", "warm"]
+__all__ = ["FUSED", "SCATTERED", "STREAMED", "may_stream", "qkv_rope_write", "rotate"]
 
 FUSED, STREAMED, SCATTERED = "fused", "streamed", "scattered"
 """One kernel for projection, rotation and write, with tiles by the number of rows; the same for many rows on Hopper;
@@ -59,35 +59,24 @@ def qkv_rope_write(
         stored = triton.stored_tiles(h.shape[0], weight.shape) if chosen == TRITON else None
         if chosen == FUSED or stored is not None:
             return triton.fused(h, weight, bias, angles, target, kv, in_float32, stored)
-        if chosen == STREAMED or (chosen == TRITON and h.shape[0] >= MANY and streams_tiles(h, weight)):
+        if chosen == STREAMED and not _fits(h, kv[0]):
+            raise ValueError(
+                f"impl={STREAMED!r} takes 16-bit numbers and heads of 16, 32, 64 or 128, not {h.dtype} and "
+                f"{kv[0].shape[3]}"
+            )
+        if chosen == STREAMED or (chosen == TRITON and h.shape[0] >= MANY and may_stream(h, weight, kv[0])):
             from . import streamed
 
-            dim, fits = kv[0].shape[3], _fits(h, kv[0])
-            if chosen == STREAMED and not fits:
-                raise ValueError(
-                    f"impl={STREAMED!r} takes 16-bit numbers and heads of 16, 32, 64 or 128, not {h.dtype} and {dim}"
-                )
-            tiles = streamed.count_tiles(h.shape[0], weight.shape[0] // dim)
-            if chosen == STREAMED or (fits and full_waves(tiles, h.device)):
+            tiles = streamed.count_tiles(h.shape[0], weight.shape[0] // kv[0].shape[3])
+            if chosen == STREAMED or full_waves(tiles, h.device):
                 return streamed.streamed(h, weight, bias, angles, target, kv, in_float32)
     product = INVARIANT if chosen == INVARIANT else None
     return triton.scattered(h, weight, bias, angles, target, kv, in_float32, product=product)
 
 
-def warm(
-    h: Tensor,
-    weight: Matrix,
-    bias: Tensor | None,
-    angles: tuple[Tensor, Tensor],
-    target: tuple[Tensor, Tensor],
-    kv: tuple[Tensor, Tensor],
-    in_float32: bool,
-    impl: str | None = None,
-) -> None:
-    """Compile what many rows would take, with the few of ``h``; see :func:`qkv_rope_write`."""
-    chosen = choose(impl, h, (REF, TRITON, FUSED, STREAMED, SCATTERED, INVARIANT))
-    if chosen == TRITON and isinstance(weight, Tensor) and streams_tiles(h, weight) and _fits(h, kv[0]):
-        qkv_rope_write(h, weight, bias, angles, target, kv, in_float32, STREAMED)
+def may_stream(h: Tensor, weight: Matrix, keys: Tensor) -> bool:
+    """Whether many rows may take :data:`STREAMED`: a plain matrix on Hopper, a dtype and width of heads it knows."""
+    return isinstance(weight, Tensor) and _fits(h, keys) and streams_tiles(h, weight)
 
 
 def _fits(h: Tensor, keys: Tensor) -> bool:
