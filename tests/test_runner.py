@@ -168,38 +168,52 @@ DUAL = {
 }
 
 
+def blocks(model: Model, family: str, decoding: str, options: dict[str, Any], **how: Any) -> Engine:
+    built = build_method("dual", decoding, family=family, **options)
+    mask = model.config.mask_id
+    return Engine(model, built, Vocabulary(model.config.vocab_size, mask), slots=2, positions=48, **how)
+
+
+def run_blocks(one: Engine, model: Model) -> dict[str, tuple[Any, ...]]:
+    """Slots enter blocks at different steps, so whether one is due changes; blocks of several lengths in one batch."""
+    for index, length in enumerate((20, 9, 30, 14, 5, 26, 11)):
+        numbers = {"block_length": (8, 12, 5)[index % 3], "epsilon": 1.0, "seed": index}
+        one.add(request(f"r{index}", length, model, **numbers))
+    done: dict[str, Finished] = {}
+    while not one.idle:
+        done |= {f.request.id: f for f in one.step()}
+    assert len(done) == 7
+    return facts(done)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("decoding", "options"), DUAL.values(), ids=DUAL)
 def test_a_block_cache_is_recorded_between_its_sweeps(
     family: str, decoding: str, options: dict[str, Any]
 ) -> None:
-    """Slots enter blocks at different steps, so whether one is due changes; blocks of several lengths in one batch."""
     model = models(family)
-
-    def whole(record: bool, late: bool) -> tuple[dict[str, tuple[Any, ...]], Runner]:
-        one = Engine(
-            model, build_method("dual", decoding, family=family, **options),
-            Vocabulary(model.config.vocab_size, model.config.mask_id), slots=2, positions=48, late=late,
-        )  # fmt: skip
-        if record:
-            one.runner = Runner(one.decoder, Again)
-        for index, length in enumerate((20, 9, 30, 14, 5, 26, 11)):
-            one.add(
-                request(
-                    f"r{index}", length, model, seed=index, block_length=(8, 12, 5)[index % 3], epsilon=1.0
-                )
-            )
-        done: dict[str, Finished] = {}
-        while not one.idle:
-            done |= {f.request.id: f for f in one.step()}
-        return facts(done), one.runner
-
-    plain, _ = whole(False, False)
-    assert len(plain) == 7
+    plain = run_blocks(blocks(model, family, decoding, options, late=False), model)
     for late in (False, True):
-        recorded, runner = whole(True, late)
-        assert recorded == plain
-        assert runner.records and runner.played > 5 and runner.eager > 7
+        one = blocks(model, family, decoding, options, late=late)
+        one.runner = Runner(one.decoder, Again)
+        assert run_blocks(one, model) == plain
+        assert one.runner.records and one.runner.played > 5 and one.runner.eager > 7
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("decoding", "options"), DUAL.values(), ids=DUAL)
+def test_cuda_graphs_change_nothing_of_a_block_cache(
+    family: str, decoding: str, options: dict[str, Any]
+) -> None:
+    model = models(family).to("cuda")
+    plain = run_blocks(blocks(model, family, decoding, options, enforce_eager=True, late=False), model)
+    for warmed in (False, True):
+        one = blocks(model, family, decoding, options)
+        if warmed:
+            list(one.warm_up())
+        assert run_blocks(one, model) == plain
+        assert one.runner.played > 5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -231,6 +245,37 @@ def test_what_only_many_rows_take_is_compiled_before(family: str, monkeypatch: p
         ran.clear()
         for tensor in (*kv.keys, *kv.values):
             assert (tensor[1:] == 2).all() and (tensor[0, 1:] == 2).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", METHODS[:5], ids=lambda m: "-".join(map(str, (m[1], *m[2].values()))))
+def test_nothing_is_compiled_after_the_warm_up(
+    method: tuple[str, str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request is as fast as later ones, in passes of many rows, too."""
+    triton = pytest.importorskip("triton")
+    for op in (gated_linear, qkv_rope_write):
+        monkeypatch.setattr(op, "full_waves", lambda *numbers: True)
+    model = models("llada").to("cuda", torch.bfloat16)
+    one = engine(model, "llada", method, slots=16)
+    list(one.warm_up())
+    ran: list[str] = []
+
+    def note(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: ran.append(name) or kernel(*args)
+
+    monkeypatch.setattr(gated_kernel, "gated_linear", note("gated", gated_kernel.gated_linear))
+    monkeypatch.setattr(streamed, "streamed", note("streamed", streamed.streamed))
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **of: compiled.append(of["fn"].name)
+    )
+    for index in range(20):
+        one.add(request(f"r{index}", 35, model))
+    while not one.idle:
+        one.step()
+    assert {"gated", "streamed"} <= set(ran), "the first pass has many rows"
+    assert compiled == []
 
 
 def test_a_method_that_sweeps_is_not_recorded() -> None:
