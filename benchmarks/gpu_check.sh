@@ -27,7 +27,7 @@ status=0
 part() {
   local name=$1 limit=$2 left=$((deadline - SECONDS)) began=$SECONDS code
   shift 2
-  [[ " ${PARTS:-tests kernels step workload short dream} " == *" $name "* ]] || return 0
+  [[ " ${PARTS:-tests nodes kernels step workload short dream} " == *" $name "* ]] || return 0
   [ "$left" -lt "$limit" ] && limit=$left
   if [ "$limit" -lt 1 ]; then
     code=124
@@ -52,6 +52,8 @@ files="tests/test_runner.py tests/kernels/test_attend_rows.py tests/kernels/test
   tests/goldens/test_traces.py tests/quant/test_gpu.py tests/bench/test_gpu.py tests/parallel/test_gpu.py"
 export python files
 part tests 170 bash -c 'xargs -n 1 -P 10 "$python" -m pytest -m gpu -p no:cacheprovider -q <<<$files'
+# Two processes that wait for each other take turns on the GPU; beside others each turn would be later.
+part nodes 150 "$python" -m pytest -m gpu -p no:cacheprovider -q tests/parallel/test_nodes_on_gpu.py
 # shellcheck disable=SC2046,SC2086
 {
   part kernels 70 $(bench kernels --shape "$shape" --json "$out/kernels-h200.json")

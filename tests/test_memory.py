@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flash_dllm.core.state import Canvas
+from flash_dllm.core.step import Vocabulary
+from flash_dllm.engine.engine import Engine
+from flash_dllm.engine.request import Request
 from flash_dllm.memory import GIB, MOST_SLOTS, Need, Room, choose_slots
+from flash_dllm.methods import build_method
 from flash_dllm.models import ModelError
 from flash_dllm.models.config import SHAPES
+from flash_dllm.models.inspection import row_bytes
+from flash_dllm.models.layers import random_model
 
 LLADA_8B = SHAPES["llada-8b"]
 
@@ -59,3 +66,35 @@ def test_no_room_at_all() -> None:
 
 def test_the_cpu_has_no_plan() -> None:
     assert Room.of(torch.device("cpu"), 0.9) is None
+
+
+KEEPERS: list[tuple[str, str, dict[str, str]]] = [
+    ("dllm-cache", "threshold", {}),
+    ("dynamic", "threshold", {"compare": "input"}),
+    ("elastic", "threshold", {}),
+]
+
+
+@pytest.mark.parametrize(("cache", "decoding", "options"), KEEPERS)
+def test_what_a_method_keeps_is_planned(cache: str, decoding: str, options: dict[str, str]) -> None:
+    config = SHAPES["llada-tiny"]
+    method = build_method(cache, decoding, family="llada", **options)
+    engine = Engine(
+        random_model(config), method, Vocabulary(config.vocab_size, config.mask_id), slots=2, positions=40
+    )
+    engine.add(Request("a", Canvas([5] * 8 + [config.mask_id] * 4, [False] * 8 + [True] * 4)))
+    while not engine.idle:
+        engine.step()
+    kept = method.kept_bytes(config, 4) - row_bytes(config, 4)
+    assert method.cache.store.nbytes == kept * 2 * 41
+
+
+def test_a_method_that_keeps_more_has_fewer_slots() -> None:
+    """At the defaults: dLLM-Cache on a card of 140 GiB, and distributions of 126,464 numbers a position."""
+    fits = {}
+    for cache, decoding in (("none", "threshold"), ("dllm-cache", "threshold"), ("none", "adaptive")):
+        kept = build_method(cache, decoding, family="llada").kept_bytes(LLADA_8B, 2)
+        wanted = Need.of(LLADA_8B, torch.bfloat16, torch.bfloat16, 4096 + 96, kept)
+        fits[cache, decoding] = choose_slots(None, wanted, room(110), 4, 4096)
+    assert fits["none", "threshold"] == MOST_SLOTS
+    assert 20 < fits["dllm-cache", "threshold"] < 26 and 10 < fits["none", "adaptive"] < 16

@@ -160,18 +160,30 @@ def test_warm_up_records_every_bucket_and_changes_nothing() -> None:
         list(one.warm_up())
 
 
-DUAL = {
-    "threshold": ("threshold", {}),
-    "factor": ("factor", {}),
-    "verify": ("verify", {"search": 2, "verify_rows": 8}),
-    "as-released": ("threshold", {"schedule": "blocks-as-released"}),
+SMALL = {"search": 2, "verify_rows": 8}
+CACHED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "dual-threshold": ("dual", "threshold", {}),
+    "dual-factor": ("dual", "factor", {}),
+    "dual-verify": ("dual", "verify", SMALL),
+    "dual-as-released": ("dual", "threshold", {"schedule": "blocks-as-released"}),
+    "prefix-threshold": ("prefix", "threshold", {}),
+    "prefix-verify": ("prefix", "verify", SMALL),
+    "dkv-decode": ("dkv-decode", "threshold", {"schedule": "blocks"}),
+    "dkv-prefill": ("dkv-prefill", "threshold", {"schedule": "blocks"}),
+    "dkv-pd": ("dkv-pd", "threshold", {"schedule": "blocks", "refresh": 3}),
+    "dllm-cache": ("dllm-cache", "threshold", {"kp": 6, "kr": 4, "rho": 0.3}),
+    "dllm-cache-idle": ("dllm-cache", "threshold", {"rho": 0.0}),
+    "dynamic": ("dynamic", "threshold", {"kp": 9, "kr": 5, "window_size": 5, "layer_budget": 2}),
+    "dynamic-inputs": ("dynamic", "threshold", {"window_size": 4, "layer_budget": 1, "compare": "input"}),
 }
 
 
-def blocks(model: Model, family: str, decoding: str, options: dict[str, Any], **how: Any) -> Engine:
-    built = build_method("dual", decoding, family=family, **options)
-    mask = model.config.mask_id
-    return Engine(model, built, Vocabulary(model.config.vocab_size, mask), slots=2, positions=48, **how)
+def cached(model: Model, family: str, method: tuple[str, str, dict[str, Any]], **how: Any) -> Engine:
+    cache, decoding, options = method
+    built = build_method(cache, decoding, family=family, **options)
+    return Engine(
+        model, built, Vocabulary(model.config.vocab_size, model.config.mask_id), slots=2, positions=48, **how
+    )
 
 
 def run_blocks(one: Engine, model: Model) -> dict[str, tuple[Any, ...]]:
@@ -187,29 +199,49 @@ def run_blocks(one: Engine, model: Model) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("decoding", "options"), DUAL.values(), ids=DUAL)
-def test_a_block_cache_is_recorded_between_its_sweeps(
-    family: str, decoding: str, options: dict[str, Any]
+@pytest.mark.parametrize("method", CACHED.values(), ids=CACHED)
+def test_what_can_be_asked_before_a_step_is_recorded(
+    family: str, method: tuple[str, str, dict[str, Any]]
 ) -> None:
+    """Between sweeps and refreshes; row counts and lengths are bounds there, the true ones are on the device."""
     model = models(family)
-    plain = run_blocks(blocks(model, family, decoding, options, late=False), model)
+    plain = run_blocks(cached(model, family, method, late=False), model)
     for late in (False, True):
-        one = blocks(model, family, decoding, options, late=late)
+        one = cached(model, family, method, late=late)
         one.runner = Runner(one.decoder, Again)
+        if late:
+            list(one.warm_up())
         assert run_blocks(one, model) == plain
-        assert one.runner.records and one.runner.played > 5 and one.runner.eager > 7
+        assert one.runner.records and one.runner.played > 5 and one.runner.eager > 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "method", [("none", "threshold"), ("elastic", "threshold"), ("dkv-greedy", "random")]
+)
+def test_warming_up_what_is_not_recorded_changes_nothing(family: str, method: tuple[str, str]) -> None:
+    """It compiles what requests would wait for, what they may ask for included."""
+    model = models(family)
+    plain = run_blocks(cached(model, family, (*method, {})), model)
+    one = cached(model, family, (*method, {}))
+    one.runner = Runner(one.decoder, Again)
+    seen, step = set(), one.decoder.step
+    one.decoder.step = lambda lanes: (seen.add(tuple(vars(one.decoder.hints).values())), step(lanes))[1]  # type: ignore[assignment,method-assign]
+    assert list(one.warm_up()) == []
+    assert len(seen) == 4 and one.runner.tapes == {}
+    assert run_blocks(one, model) == plain
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("decoding", "options"), DUAL.values(), ids=DUAL)
-def test_cuda_graphs_change_nothing_of_a_block_cache(
-    family: str, decoding: str, options: dict[str, Any]
+@pytest.mark.parametrize("method", CACHED.values(), ids=CACHED)
+def test_cuda_graphs_change_nothing_of_a_cache_that_is_asked(
+    family: str, method: tuple[str, str, dict[str, Any]]
 ) -> None:
     model = models(family).to("cuda")
-    plain = run_blocks(blocks(model, family, decoding, options, enforce_eager=True, late=False), model)
+    plain = run_blocks(cached(model, family, method, enforce_eager=True, late=False), model)
     for warmed in (False, True):
-        one = blocks(model, family, decoding, options)
+        one = cached(model, family, method)
         if warmed:
             list(one.warm_up())
         assert run_blocks(one, model) == plain
@@ -257,7 +289,7 @@ def test_nothing_is_compiled_after_the_warm_up(
     for op in (gated_linear, qkv_rope_write):
         monkeypatch.setattr(op, "full_waves", lambda *numbers: True)
     model = models("llada").to("cuda", torch.bfloat16)
-    one = engine(model, "llada", method, slots=16)
+    one = engine(model, "llada", method, slots=32)
     list(one.warm_up())
     ran: list[str] = []
 
@@ -270,8 +302,14 @@ def test_nothing_is_compiled_after_the_warm_up(
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda **of: compiled.append(of["fn"].name)
     )
-    for index in range(20):
+    for index in range(40):
         one.add(request(f"r{index}", 35, model))
+    for index, numbers in enumerate(
+        ({}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.9}, {"suppress": 1})
+    ):
+        while not one.idle:
+            one.step()
+        one.add(request(f"s{index}", 3 + index, model, **numbers))
     while not one.idle:
         one.step()
     assert {"gated", "streamed"} <= set(ran), "the first pass has many rows"
@@ -280,8 +318,14 @@ def test_nothing_is_compiled_after_the_warm_up(
 
 def test_a_method_that_sweeps_is_not_recorded() -> None:
     model = models("llada")
-    for method in (("none", "threshold", {}), ("prefix", "threshold", {})):
-        built = build_method(*method[:2], family="llada")
+    for cache, decoding, options in (
+        ("none", "threshold", {}),
+        ("elastic", "threshold", {}),
+        ("dkv-greedy", "random", {}),
+        ("dynamic", "threshold", {"budget": "paper"}),
+        ("dllm-cache", "adaptive", {}),
+    ):
+        built = build_method(cache, decoding, family="llada", **options)
         one = Engine(model, built, Vocabulary(512, 511), positions=48)
         assert not Runner(one.decoder, Again).records
     assert not engine(model, "llada", ("flash", "threshold", {"track": -1})).runner.records

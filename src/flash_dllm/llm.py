@@ -40,19 +40,15 @@ SCRATCH = 96
 """Key places beside a canvas for the views of the methods that need most, more or less."""
 SLOTS = 4
 """Slots by default where memory is not planned (CPU, MPS)."""
+DEFAULT_METHOD = ("none", "threshold")
+"""Cache and decoding where none is named: the exact pass, whatever the model and the number of slots.
+
+On the bundled model a cache costs accuracy or makes no difference beyond chance, with one exception, and the accuracy
+of an 8B model has not been measured by this project. More slots make a cache save more time, but not lose less. The
+threshold 0.9 is the knee of its curve. docs/methods.md has the numbers, and what to choose for speed.
+"""
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-
-
-def default_method(config: ModelConfig, max_num_seqs: int) -> tuple[str, str]:
-    """Cache and decoding where none is named: the exact pass, whatever the model and the number of slots.
-
-    On the bundled model a cache costs accuracy or makes no difference beyond chance, with one exception, and the
-    accuracy of an 8B model has not been measured by this project. More slots make a cache save more time, but not
-    lose less. The threshold 0.9 is the knee of its curve. docs/methods.md has the numbers, and what to choose for
-    speed.
-    """
-    return "none", "threshold"
 
 
 def longest_canvas(config: ModelConfig, args: EngineArgs) -> int:
@@ -67,15 +63,37 @@ def longest_canvas(config: ModelConfig, args: EngineArgs) -> int:
     return length
 
 
-def max_slots(loaded: Loaded, args: EngineArgs) -> int:
-    """Slots of an engine on weights that are already ``loaded``.
+def method_of(loaded: Loaded, args: EngineArgs) -> Method:
+    """The decoding method that ``args`` names, for a model that is already ``loaded``.
+
+    Raises:
+        FlashDLLMError: an unknown name or a wrong option.
+    """
+    config, options = loaded.config, dict(args.options)
+    if isinstance(options.get("guide"), str):
+        options = with_guide(loaded, options)
+    if args.preset is not None:
+        return build_preset(
+            args.preset, family=config.family, eos_id=config.eos_ids[0] if config.eos_ids else None,
+            cache=args.cache, decoding=args.decoding, options=options,
+        )  # fmt: skip
+    cache, decoding = DEFAULT_METHOD
+    if args.cache in CACHES and args.decoding is None:
+        accepted = CACHES[args.cache].decodings
+        decoding = decoding if not accepted or decoding in accepted else accepted[0]
+    return build_method(args.cache or cache, args.decoding or decoding, family=config.family, **options)
+
+
+def max_slots(loaded: Loaded, args: EngineArgs, *methods: Method) -> int:
+    """Slots on weights that are already ``loaded``, whichever of the ``methods`` they are of.
 
     Raises:
         ModelError: they do not fit on the GPU; the message says what would.
     """
     model, length = loaded.model, longest_canvas(loaded.config, args)
     kv_dtype = torch.float8_e4m3fn if args.kv_cache_dtype == "fp8" else model.dtype
-    need = Need.of(model.config, model.dtype, kv_dtype, length + SCRATCH)
+    kept = max(method.kept_bytes(model.config, model.dtype.itemsize) for method in methods)
+    need = Need.of(model.config, model.dtype, kv_dtype, length + SCRATCH, kept)
     room = Room.of(model.device, args.gpu_memory_utilization)
     return choose_slots(args.max_num_seqs, need, room, SLOTS, length)
 
@@ -165,8 +183,8 @@ class LLM:
         assert config.mask_id is not None
         self.loaded, self.args = loaded, args
         self.max_model_len = longest_canvas(config, args)
-        self.max_num_seqs = max_slots(loaded, args)
-        self.method = self._method(loaded, args)
+        self.method = method_of(loaded, args)
+        self.max_num_seqs = max_slots(loaded, args, self.method)
         tokenizer = loaded.tokenizer
         known = config.n_tokens if tokenizer is None else min(config.n_tokens, tokenizer.n_tokens)
         vocabulary = Vocabulary(known, config.mask_id, config.eos_ids, loaded.stop_ids)
@@ -244,21 +262,6 @@ class LLM:
         """End the other ranks of a tensor-parallel model, which serves no one from then on. Else nothing."""
         if self.loaded.team is not None:
             self.loaded.team.close()
-
-    def _method(self, loaded: Loaded, args: EngineArgs) -> Method:
-        config, options = loaded.config, dict(args.options)
-        if isinstance(options.get("guide"), str):
-            options = with_guide(loaded, options)
-        if args.preset is not None:
-            return build_preset(
-                args.preset, family=config.family, eos_id=config.eos_ids[0] if config.eos_ids else None,
-                cache=args.cache, decoding=args.decoding, options=options,
-            )  # fmt: skip
-        cache, decoding = default_method(config, self.max_num_seqs)
-        if args.cache in CACHES and args.decoding is None:
-            accepted = CACHES[args.cache].decodings
-            decoding = decoding if not accepted or decoding in accepted else accepted[0]
-        return build_method(args.cache or cache, args.decoding or decoding, family=config.family, **options)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -46,7 +46,7 @@ class Need:
     """What an engine allocates: for each slot, and once.
 
     Attributes:
-        position: bytes of keys, values and state of one position.
+        position: bytes of keys, values, state and what the method keeps of one position.
         positions: key places of a slot, scratch included.
         once: bytes of activations.
     """
@@ -56,9 +56,14 @@ class Need:
     once: int
 
     @classmethod
-    def of(cls, config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype, places: int) -> Need:
-        """For slots of ``places`` key places. Activations count twice: a sweep's, and those that graphs keep."""
-        position = config.kv_bytes_per_position(kv_dtype.itemsize) + STATE_BYTES
+    def of(
+        cls, config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype, places: int, kept: int = 0
+    ) -> Need:
+        """For slots of ``places`` key places, for each of which the method keeps ``kept`` bytes more.
+
+        Activations count twice: a sweep's, and those that graphs keep.
+        """
+        position = config.kv_bytes_per_position(kv_dtype.itemsize) + STATE_BYTES + kept
         return cls(position, places, 2 * activation_bytes(config, dtype, places))
 
     @property
@@ -93,7 +98,7 @@ def choose_slots(wanted: int | None, need: Need, room: Room | None, default: int
     if shorter >= 32:
         hint += f", or max_num_seqs={asked} with max_model_len={shorter // 32 * 32}"
     raise ModelError(
-        f"max_num_seqs={asked} with max_model_len={length} needs {asked * need.slot / GIB:.1f} GiB for keys and values "
-        f"and {need.once / GIB:.1f} GiB for activations; {room.left / GIB:.1f} GiB are left of gpu_memory_utilization="
-        f"{room.share:.3g}: {hint}"
+        f"max_num_seqs={asked} with max_model_len={length} needs {asked * need.slot / GIB:.1f} GiB for keys, values "
+        f"and what the method keeps, and {need.once / GIB:.1f} GiB for activations; {room.left / GIB:.1f} GiB are left "
+        f"of gpu_memory_utilization={room.share:.3g}: {hint}"
     )

@@ -291,7 +291,7 @@ def test_gpu_check_goes_on_after_a_failure_and_a_time_limit(tmp_path: Path) -> N
 def test_gpu_check_starts_nothing_without_time(tmp_path: Path) -> None:
     code, parts, calls = gpu_check(tmp_path, STUB, BUDGET="0")
     assert code == 1 and calls == []
-    assert parts == dict.fromkeys(("tests", "kernels", "step", "workload", "short", "dream"), 124)
+    assert parts == dict.fromkeys(("tests", "nodes", "kernels", "step", "workload", "short", "dream"), 124)
 
 
 def test_gpu_check_asks_for_what_exists(run: Run, tmp_path: Path) -> None:

@@ -176,16 +176,15 @@ def test_rows_that_did_not_change_have_not_moved(golden_dir: Path, compare: str)
 
 
 def test_the_budget_of_a_layer() -> None:
-    state = State(2, 8)
-    state.step.fill_(5)
-    assert DynamicCache(layer_budget=3).budgets(state, 4) == [[24, 24]] * 4
+    state, later = State(2, 8), [5, 5]
+    assert DynamicCache(layer_budget=3).budgets(state, 4, later) == [[24, 24]] * 4
+    assert DynamicCache(layer_budget=3).budgets(state, 4, None) == [[24, 24]] * 4
     paper = DynamicCache(layer_budget=4, budget="paper")
-    assert paper.budgets(state, 3) == [[4, 4]] * 3
+    assert paper.budgets(state, 3, later) == [[4, 4]] * 3
     paper.moved = torch.tensor([[0.0, 0.0], [0.25, 0.25], [0.25, 0.75]])
-    assert paper.budgets(state, 3) == [[0, 0], [4, 2], [4, 6]]
-    state.step.fill_(1)
+    assert paper.budgets(state, 3, later) == [[0, 0], [4, 2], [4, 6]]
     for policy in (DynamicCache(layer_budget=4), paper):
-        assert policy.budgets(state, 3) == [[4, 4]] * 3
+        assert policy.budgets(state, 3, [1, 1]) == [[4, 4]] * 3
 
 
 def test_adaptive_with_constant_thresholds_is_threshold(model: Model) -> None:

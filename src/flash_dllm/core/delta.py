@@ -17,6 +17,7 @@ from torch import Tensor
 from flash_dllm.kernels.linear import linear
 from flash_dllm.kernels.ranks import Ranks
 from flash_dllm.models.config import ModelConfig
+from flash_dllm.models.inspection import row_bytes
 from flash_dllm.models.layers import LayerWeights
 
 from .forward import Context, attend, feed_forward, normed, project
@@ -62,17 +63,21 @@ class Store:
 class Turn:
     """What one pass does above layer 0. Lists have one host number a slot, 0 for slots that sit out.
 
+    The host's numbers are the device's where lanes are exact, else bounds of them.
+
     Attributes:
         fixed: [S, L] bool, rows recomputed in every layer; ``n_fixed`` of them in each slot.
         probed: [S, L] bool, rows that are compared with what the cache holds; ``n_probed`` likewise.
         extra: a list a layer: how many probed rows outside ``fixed`` are recomputed, furthest moved first.
+        amount: the same on the device, [layers, S] int64; None where there are none.
     """
 
     fixed: Tensor
     probed: Tensor
     n_fixed: list[int]
     n_probed: list[int]
-    extra: list[list[int]]
+    extra: list[list[int]] = field(default_factory=list)
+    amount: Tensor | None = None
 
     def pick(self, layer: int, moved: Tensor | None) -> tuple[Tensor, list[int]]:
         """The rows that ``layer`` recomputes, [S, L] bool, and their numbers.
@@ -81,11 +86,10 @@ class Turn:
             moved: [S, L] float32, how far each probed row has moved; None where nothing is probed.
         """
         extra = self.extra[layer]
-        if moved is None or not any(extra):
+        if moved is None or self.amount is None or not any(extra):
             return self.fixed, self.n_fixed
         flags = self.probed & ~self.fixed
-        count = torch.tensor(extra, device=flags.device)
-        voted = (rank_of(moved, flags) < count[:, None]) & flags
+        voted = (rank_of(moved, flags) < self.amount[layer][:, None]) & flags
         return self.fixed | voted, [a + b for a, b in zip(self.n_fixed, extra, strict=True)]
 
 
@@ -104,13 +108,13 @@ class DeltaOut:
     moved: Tensor
 
 
-def picked_rows(state: State, base: int, mask: Tensor, counts: list[int], total: list[int]) -> Rows | None:
+def picked_rows(state: State, base: int, mask: Tensor, counts: list[int], lanes: Lanes) -> Rows | None:
     """The rows flagged in ``mask`` [S, L], or None where there are none.
 
     Args:
-        counts: how many are flagged in each slot; slots with nearly equal counts share a rectangle.
-        total: canvas length of each slot.
+        counts: how many are flagged in each slot, or bounds of it; slots with nearly equal counts share a rectangle.
     """
+    total = lanes.total
     todo = sorted((s for s, n in enumerate(counts) if n), key=lambda s: (counts[s], s))
     if not todo:
         return None
@@ -121,7 +125,7 @@ def picked_rows(state: State, base: int, mask: Tensor, counts: list[int], total:
         slots = tuple(sorted(s for s in todo if counts[s] > width - SWEEP_PAD))
         todo = todo[: len(todo) - len(slots)]
         lengths = {total[s] for s in slots}
-        dense = len(lengths) == 1 and all(counts[s] == width for s in slots)
+        dense = lanes.exact and len(lengths) == 1 and all(counts[s] == width for s in slots)
         n_keys, mine = base + max(lengths), (pos[:, :width], valid[:, :width])
         parts.append(rectangle(state, base, slots, n_keys, *mine, dense=dense, whole=True))
     return parts[0] if len(parts) == 1 else Rows.concat(parts)
@@ -135,13 +139,13 @@ class _Pass:
         base = ctx.kv.base
         live = set(lanes.live)
         counts = [n if s in live else 0 for s, n in enumerate(lanes.total)]
-        every = picked_rows(state, base, state.inside, counts, lanes.total)
+        every = picked_rows(state, base, state.inside, counts, lanes)
         assert every is not None
-        self.every = every
+        self.every, self.all_rows = every, self.column(every)
         self.inside = state.inside & state.running[:, None]
         self.where = row_map(state, every)
         self.view: View = canvas_view(state, base, ctx.kv.places)
-        self.probes = picked_rows(state, base, turn.probed, turn.n_probed, lanes.total)
+        self.probes = picked_rows(state, base, turn.probed, turn.n_probed, lanes)
 
     def column(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Where in a [S, L + 1] grid the rows belong; padding goes to the spare column."""
@@ -193,7 +197,7 @@ class _Pass:
             The residuals and what joins them next, the rows recomputed [S, L] bool, and how far rows moved.
         """
         layer, store, every = self.ctx.model.layers[index], self.store, self.every
-        ctx, all_rows = self.ctx, self.column(self.every)
+        ctx, all_rows = self.ctx, self.all_rows
         h, x = normed(ctx, x, layer.attn_norm, delta)
         moved: Tensor | None = None
         rows: Rows | None = every
@@ -201,7 +205,7 @@ class _Pass:
         if index:
             moved = self.probe(index, layer, h)
             mask, counts = self.turn.pick(index, moved)
-            rows = picked_rows(self.state, self.ctx.kv.base, mask, counts, self.lanes.total)
+            rows = picked_rows(self.state, self.ctx.kv.base, mask, counts, self.lanes)
         if store.inputs:
             store.inputs[index][all_rows] = h
         at = None if rows is None else self.where[rows.slot, rows.pos]
@@ -254,16 +258,28 @@ class DeltaPolicy(CachePolicy):
     """A cache policy of the delta loop: a subclass names the rows of each pass in :meth:`turn`.
 
     Rows differ from layer to layer, so a pass has no plan that other rows could join: no verifiers. The
-    number of rows recomputed that it reports is the mean over the layers, rounded up.
+    number of rows recomputed that it reports is the mean over the layers, rounded up. A pass that is not
+    :meth:`odd` reads nothing back.
     """
 
     loop = "delta"
     graphable = False
     sync = True
+    steady = varies = whole = asks = True
     supports_cfg = False
     compare_inputs = False
 
     store: Store | None = None
+
+    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+        """The store, and the activations: all rows of all slots pass at once."""
+        stored = (3 if self.compare_inputs else 2) * config.d_model * config.n_layers
+        return stored * size + row_bytes(config, size)
+
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        if self.store is None:
+            return ()
+        return (*self.store.attn, *self.store.ffn, *self.store.inputs)
 
     def due(self, state: State) -> Tensor | None:
         return None

@@ -24,6 +24,8 @@ from .types import Candidates, Draft, Lanes, Plan, Rows, View
 from .visibility import canvas_view
 
 if TYPE_CHECKING:
+    from flash_dllm.models.config import ModelConfig
+
     from .step import StepRecord, Vocabulary
 
 
@@ -134,9 +136,11 @@ class CachePolicy:
 
     Attributes:
         graphable: a step of running slots reads nothing back to the host.
-        steady: such a step has the same shape whatever the canvases' lengths, so it can be recorded once.
+        steady: such a step has one shape whatever the canvases hold, so it can be recorded once.
+        varies: that shape is one for each number of rows that :meth:`counts` gives, rounded up; of a policy of whole
+            canvases (``whole``), one for each bound of their lengths and of the answers'.
         sync: the policy reads values back to the host (block caches).
-        asks: all that it reads back is whether sweeps are due (:meth:`due`), which can be asked before a step.
+        asks: all that it reads back can be asked before a step: :meth:`due`, :meth:`odd` and :meth:`counts`.
         loop: ``compact`` policies give a plan; others override :meth:`run`.
         leads: :meth:`rows` of a slot begin with the candidates, in their order, so that nobody has to look for them.
     """
@@ -144,6 +148,8 @@ class CachePolicy:
     name = "none"
     graphable = True
     steady = False
+    varies = False
+    whole = False
     sync = False
     asks = False
     loop = "compact"
@@ -172,6 +178,10 @@ class CachePolicy:
         """
         return None
 
+    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+        """Bytes a position of a slot that it needs beside keys and values; ``size``: of a number of the weights."""
+        return 0
+
     def begin(self, state: State, cand: Candidates, noise: Noise) -> Candidates:
         """A step starts. A policy that plans which candidates it recomputes narrows them here."""
         return cand
@@ -179,6 +189,14 @@ class CachePolicy:
     def due(self, state: State) -> Tensor | None:
         """Slots that want a sweep now, [S] bool, or None for never."""
         return torch.ones(state.slots, dtype=torch.bool, device=state.device)
+
+    def odd(self, state: State) -> Tensor | None:
+        """Slots whose next pass is no sweep and yet no steady one, [S] bool, or None for never."""
+        return None
+
+    def counts(self, state: State) -> Tensor | None:
+        """Rows that each slot recomputes in its next pass, if that is no sweep, [S] int64; None where nobody asks."""
+        return None
 
     def always_sweeps(self) -> bool:
         """True if every pass is a sweep, which the host then knows without asking."""
@@ -276,6 +294,10 @@ class Rule:
     def slot_tensors(self) -> tuple[Tensor, ...] | None:
         """As :meth:`CachePolicy.slot_tensors`. None where :meth:`bind` allocates and nothing is said of it."""
         return () if getattr(self.bind, "__func__", self.bind) is Rule.bind else None
+
+    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+        """As :meth:`CachePolicy.kept_bytes`."""
+        return 0
 
     def notes(self, slot: int) -> dict[str, float]:
         """What else to report of the request that ends in ``slot``."""
@@ -382,6 +404,10 @@ class Method:
                 return None
             found += own
         return tuple(found)
+
+    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+        """Bytes a position of a slot that its parts need beside keys and values."""
+        return self.cache.kept_bytes(config, size) + self.rule.kept_bytes(config, size)
 
     @property
     def defaults(self) -> dict[str, float]:

@@ -112,8 +112,11 @@ def run_rows(
 
 
 def fed_rows(state: State, base: int, lanes: Lanes, flags: Tensor) -> Rows:
-    """Rows at the flagged positions [S, L] of the slots in ``lanes.run``; reads their largest number back."""
-    return run_rows(state, base, lanes, *leftmost(flags, most(flags[lanes.run])))
+    """Rows at the flagged positions [S, L] of the slots in ``lanes.run``; reads their largest number back.
+
+    Where it was asked before (``lanes.fed``) nothing is read.
+    """
+    return run_rows(state, base, lanes, *leftmost(flags, lanes.fed or most(flags[lanes.run])))
 
 
 def row_map(state: State, rows: Rows) -> Tensor:

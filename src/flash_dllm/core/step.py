@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -196,31 +197,31 @@ class Decoder:
         self.state.move(source, target)
 
     @torch.inference_mode()
-    def ask(self, lanes: Lanes) -> Lanes:
-        """``lanes`` as the next step will run them: slots whose sweep is due sweep. Reads that back.
+    def ask(self, lanes: Lanes) -> tuple[Lanes, bool]:
+        """``lanes`` as the next step will run them, and whether that step is steady. Reads that back, at once.
 
-        For policies that :attr:`CachePolicy.asks`. Slots enter their blocks as they do in the step, where they then
-        are already.
+        For policies that :attr:`CachePolicy.asks`. Slots whose sweep is due sweep. Slots enter their blocks as they do
+        in the step, where they then are already.
         """
-        self.method.schedule.candidates(self.state, lanes.width)
-        return self._with_due(lanes)
+        policy, state = self.method.cache, self.state
+        self.method.schedule.candidates(state, lanes.width)
+        questions = {"due": policy.due(state), "odd": policy.odd(state), "fed": policy.counts(state)}
+        asked = {name: answer.long() for name, answer in questions.items() if answer is not None}
+        read = dict(zip(asked, torch.stack(list(asked.values())).tolist(), strict=True)) if asked else {}
+        due, odd, fed = (read.get(name, [0] * state.slots) for name in questions)
+        lanes = _moved_to_sweep(lanes, due)
+        # Where every slot is done already there is one row, which is not valid.
+        most = max(1, *(fed[s] for s in lanes.run)) if "fed" in read and lanes.run else 0
+        return replace(lanes, asked=True, fed=most), not (lanes.sweep or any(odd[s] for s in lanes.run))
 
     def _with_due(self, lanes: Lanes) -> Lanes:
         policy = self.method.cache
         if policy.always_sweeps():
             return replace(lanes, sweep=lanes.live, run=[])
-        # A recorded step was asked about before, and none is due.
-        if not policy.sync or not lanes.run or (policy.asks and not lanes.exact):
+        if not policy.sync or not lanes.run or lanes.asked:
             return lanes
         due = policy.due(self.state)
-        if due is None:
-            return lanes
-        flags: list[bool] = due.tolist()
-        return replace(
-            lanes,
-            sweep=lanes.sweep + [s for s in lanes.run if flags[s]],
-            run=[s for s in lanes.run if not flags[s]],
-        )
+        return lanes if due is None else _moved_to_sweep(lanes, due.tolist())
 
     def _two_pass(self, lanes: Lanes, cand: Candidates, plan: Plan | None) -> StepRecord:
         state, method = self.state, self.method
@@ -376,6 +377,12 @@ class Decoder:
         rest = (0, slots * width - kept)
         wanted = None if out.prob_wanted is None else F.pad(out.prob_wanted, rest)
         return HeadOut(F.pad(out.token, rest), F.pad(out.prob, rest), F.pad(out.measure, rest), wanted)
+
+
+def _moved_to_sweep(lanes: Lanes, due: Sequence[int]) -> Lanes:
+    """``lanes`` with the running slots that are ``due`` among those that sweep."""
+    moved = [s for s in lanes.run if due[s]]
+    return replace(lanes, sweep=lanes.sweep + moved, run=[s for s in lanes.run if not due[s]])
 
 
 def confidence_bound(prob: Tensor, take: Tensor, n: Tensor | None = None) -> Tensor:

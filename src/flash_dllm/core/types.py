@@ -140,7 +140,10 @@ class Lanes:
         first: first masked position at admission, a number a slot; ``total``: canvas length, likewise.
         width: the most candidates that a slot may have in a step.
         partner: for a guided request, the slot of its unconditional canvas.
-        exact: ``total`` has each canvas's own length; else an upper bound, and only the device knows the length.
+        exact: ``first`` and ``total`` have each canvas's own numbers. Else ``total`` is a bound of the canvases'
+            lengths, ``total - first`` one of the answers', and only the device knows more.
+        asked: slots whose sweep is due are in ``sweep`` already, and ``fed`` is known.
+        fed: most rows that a slot of ``run`` recomputes, for policies that count them; 0 where nobody has.
     """
 
     run: list[int]
@@ -150,6 +153,8 @@ class Lanes:
     width: int
     partner: dict[int, int] = field(default_factory=dict)
     exact: bool = True
+    asked: bool = False
+    fed: int = 0
 
     @property
     def live(self) -> list[int]:

@@ -15,7 +15,7 @@ from flash_dllm.core.cache import KVCache
 from flash_dllm.core.forward import Context
 from flash_dllm.core.method import Method
 from flash_dllm.core.noise import Noise
-from flash_dllm.core.state import State
+from flash_dllm.core.state import NUMBERS, State
 from flash_dllm.core.step import Decoder, StepRecord, Vocabulary
 from flash_dllm.core.types import MASKED, NEVER, Phase
 from flash_dllm.kernels.choice import Kernels
@@ -224,7 +224,9 @@ class Engine:
         return out
 
     def warm_up(self) -> Iterator[tuple[int, int]]:
-        """Record the steady steps of every number of slots (on a GPU); yields how many are done, and of how many.
+        """On a GPU: compile kernels, and record the steady steps of every number of slots.
+
+        Yields how many are recorded, and of how many.
 
         Raises:
             RuntimeError: a request is running.
@@ -232,7 +234,8 @@ class Engine:
         if self.scheduler.busy:
             raise RuntimeError("a running engine cannot be warmed up")
         with self._on_device():
-            yield from self.runner.warm_up(self.method.schedule.width([self.positions], [self.positions]))
+            block = int(self.method.defaults.get("block_length", NUMBERS["block_length"][1]))
+            yield from self.runner.warm_up(self.method.schedule.width([self.positions], [block]))
 
     def _close_up(self) -> None:
         """Move canvases into lower slots that nobody is about to take, where a smaller recorded step then serves."""

@@ -3,7 +3,8 @@
 A step is steady where no slot sweeps and the cache policy's rows have one shape whatever the canvases hold
 (``CachePolicy.steady``). A policy whose sweeps depend on the canvases is asked first whether one is due. Row counts and
 key lengths are data on the device, so one graph for each number of slots serves every step: a slot that is free or done
-has only invalid rows. The number of slots is rounded up to a bucket.
+has only invalid rows. The number of slots is rounded up to a bucket. Where the number of rows changes from step to step
+(``CachePolicy.varies``), it is rounded up as well, and steps of so many rows that launching them hides run op by op.
 A graph covers the lowest slots: requests are seated in the lowest free ones, and where those that are left sit too
 high for the smallest graph that could hold them, the highest move down (:meth:`Runner.moves`).
 """
@@ -19,12 +20,18 @@ from typing import Any, Protocol
 import torch
 
 from flash_dllm.core.forward import warm
-from flash_dllm.core.step import Decoder, StepRecord
+from flash_dllm.core.step import Decoder, Hints, StepRecord
 from flash_dllm.core.types import Lanes
 from flash_dllm.kernels.row_attention import held_tables
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of slots that have a graph of their own; above them, multiples of the last."""
+
+PAD = 64
+"""What numbers of rows, and of whole canvases their lengths, are rounded up to a multiple of."""
+
+HEIGHTS, MANY = (32, 64, 128, 256, 512), 2048
+"""Lengths of canvases between which attention has other tiles, and rows of a pass that needs no splitting."""
 
 MOVES = 8
 """Most canvases that move before a step: a long canvas of an 8B model is most of a GB of keys and values."""
@@ -80,6 +87,9 @@ class Key:
     width: int
     base: int
     hints: tuple[bool, ...]
+    fed: int = 0
+    total: int = 0
+    answer: int = 0
 
 
 class Tapes(dict[Key, Tape]):
@@ -139,12 +149,14 @@ class Runner:
 
     def step(self, lanes: Lanes) -> StepRecord:
         """One step of the slots in ``lanes``."""
-        if self.records and self.decoder.method.cache.asks and lanes.run and not lanes.sweep:
-            lanes = self.decoder.ask(lanes)
-        if not self.records or lanes.sweep or lanes.partner:
+        key = None
+        if self.records and not (lanes.sweep or lanes.partner):
+            lanes, steady = self.decoder.ask(lanes) if self.decoder.method.cache.asks else (lanes, True)
+            key = self._key(lanes) if steady else None
+        if key is None:
             self.eager += 1
             return self.decoder.step(lanes)
-        return self._steady(self._key(max(lanes.run) + 1, lanes.width))
+        return self._steady(key)
 
     def moves(self, live: Sequence[int]) -> list[tuple[int, int]]:
         """Moves (from, to) after which a smaller graph plays the steady steps of the slots ``live``.
@@ -161,45 +173,66 @@ class Runner:
         return list(zip(high, free, strict=False))[:MOVES]
 
     def warm_up(self, width: int) -> Iterator[tuple[int, int]]:
-        """Record every bucket, the largest first; yields how many are done, and of how many.
+        """Compile what requests would wait for, and record every bucket whose shape is known, the largest first.
 
-        No slot may be busy: the steps that run here change nothing then.
+        Yields how many are recorded, and of how many. No slot may be busy: the steps that run here change nothing then.
         """
-        if not self.records:
+        method, on_gpu = self.decoder.method, self.decoder.state.device.type == "cuda"
+        # Rules that read back may look for a request where there is none.
+        if method.rule.sync or not (on_gpu or self._record):
             return
-        # A sweep of nothing compiles what the first request of every size would wait for, but for what depends on size.
-        self.decoder.step(self._empty_sweep(width))
-        warm(self.decoder.ctx)
+        self._compile(width)
+        if not self.records or method.cache.varies:
+            return
         sizes = sorted({bucket(n, self.decoder.state.slots) for n in (*BUCKETS, self.decoder.state.slots)})
         for done, slots in enumerate(reversed(sizes), 1):
-            key = self._key(slots, width)
+            positions = [self.decoder.state.positions] * self.decoder.state.slots
+            key = self._key(Lanes(list(range(slots)), [], [0] * len(positions), positions, width))
+            assert key is not None
             for _ in range(2):
                 self._steady(key)
             yield done, len(sizes)
 
-    def _empty_sweep(self, width: int) -> Lanes:
-        """Slot 0 sweeps while it is free: its rows are invalid, nothing changes."""
+    def _compile(self, width: int) -> None:
+        """Free slots sweep, in the shapes between which kernels differ: their rows are invalid, nothing changes."""
         slots, positions = self.decoder.state.slots, self.decoder.state.positions
-        return Lanes([], [0], [0] * slots, [positions] * slots, width)
 
-    def _key(self, slots: int, width: int) -> Key:
-        hints = self.decoder.hints
-        return Key(
-            bucket(slots, self.decoder.state.slots), width, self.decoder.ctx.kv.base,
-            (hints.sampling, hints.filters, hints.suppress, *self.decoder.method.rule.modes()),
-        )  # fmt: skip
+        def sweep(count: int, length: int) -> None:
+            self.decoder.step(Lanes([], list(range(count)), [0] * slots, [length] * slots, width))
+
+        for length in (*(n for n in HEIGHTS if n < positions), positions):
+            for count in sorted({1, min(2, slots), min(slots, max(1, MANY // length))}):
+                sweep(count, length)
+        warm(self.decoder.ctx)
+        asked = {
+            "temperature": Hints(sampling=True), "top_p": Hints(sampling=True, filters=True),
+            "eos": Hints(suppress=True),
+        }  # fmt: skip
+        for option in self.decoder.method.options & set(asked):
+            self.decoder.hints = asked[option]
+            sweep(1, min(HEIGHTS[0], positions))
+        self.decoder.hints = Hints()
+
+    def _key(self, lanes: Lanes) -> Key | None:
+        """Which graph plays the steady step of ``lanes``; None where it is not worth one."""
+        hints, state, policy = self.decoder.hints, self.decoder.state, self.decoder.method.cache
+        slots = bucket(max(lanes.run) + 1, state.slots)
+        fed, total, answer = _rounded(lanes.fed), state.positions, state.positions
+        if policy.whole:
+            total = min(total, _rounded(max(lanes.total[s] for s in lanes.run)))
+            answer = min(total, _rounded(max(lanes.total[s] - lanes.first[s] for s in lanes.run) + 1))
+        if slots * (total if policy.whole else fed) > self.decoder.ctx.slab:
+            return None
+        modes = (hints.sampling, hints.filters, hints.suppress, *self.decoder.method.rule.modes())
+        return Key(slots, lanes.width, self.decoder.ctx.kv.base, modes, fed, total, answer)
 
     def _steady(self, key: Key) -> StepRecord:
         state = self.decoder.state
         # Lengths are upper bounds here; the device knows the true ones.
         lanes = Lanes(
-            list(range(key.slots)),
-            [],
-            [0] * state.slots,
-            [state.positions] * state.slots,
-            key.width,
-            exact=False,
-        )
+            list(range(key.slots)), [], [key.total - key.answer] * state.slots, [key.total] * state.slots, key.width,
+            exact=False, asked=True, fed=key.fed,
+        )  # fmt: skip
         if key not in self._seen:
             self.eager += 1
             with held_tables():
@@ -219,6 +252,11 @@ def _let_go(tapes: Tapes, withdraw: Callable[[], None]) -> None:
     """A runner is gone: free its recorded steps, which the ranks still keep."""
     tapes.forget()
     withdraw()
+
+
+def _rounded(rows: int) -> int:
+    """``rows`` rounded up to a multiple of :data:`PAD`."""
+    return -(-rows // PAD) * PAD
 
 
 def bucket(slots: int, most: int) -> int:

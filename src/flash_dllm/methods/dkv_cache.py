@@ -53,6 +53,7 @@ class DecodeCache(BlockCache):
     """
 
     name = "dkv-decode"
+    steady = varies = asks = True
 
     def __init__(self, family: str = "llada", refresh: int | None = None, shift_type: str = "un") -> None:
         self.shifted = family == "dream"

@@ -57,39 +57,45 @@ class IntervalCache(DeltaPolicy):
             raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
         self.kp, self.kr, self.split = kp, kr, split
 
+    def odd(self, state: State) -> Tensor | None:
+        return (state.step % self.kp == 0) | (state.step % self.kr == 0)
+
     def turn(self, state: State, lanes: Lanes, config: ModelConfig) -> Turn:
-        clock: list[int] = state.step.tolist()
+        # Passes whose numbers are bounds come in between refreshes, of all slots.
+        clock: list[int] | None = state.step.tolist() if lanes.exact else None
         back = 1 if config.shift and self.split == "predicted" else 0
         live = set(lanes.live)
         starts = [max(0, first - back) for first in lanes.first]
         sizes = [total - start for total, start in zip(lanes.total, starts, strict=True)]
-        prompt_due = [s in live and clock[s] % self.kp == 0 for s in range(state.slots)]
-        response_due = [s in live and clock[s] % self.kr == 0 for s in range(state.slots)]
+
+        def due(every: int) -> list[bool]:
+            return [clock is not None and s in live and clock[s] % every == 0 for s in range(state.slots)]
+
+        prompt_due, response_due = due(self.kp), due(self.kr)
         # A slot takes part in between only where its response is not refreshed.
         between = [n if s in live and not response_due[s] else 0 for s, n in enumerate(sizes)]
         start = (state.first - back).clamp_min(0)[:, None]
         prompt = state.inside & (state.order < start)
-        response = state.inside & (state.order >= start)
-        refreshed = (prompt & _column(prompt_due, state)) | (response & _column(response_due, state))
+        response = state.inside & (state.order >= start) & state.running[:, None]
+        prompt_now, response_now = (
+            ((state.step % every == 0) & state.running)[:, None] for every in (self.kp, self.kr)
+        )
+        refreshed = (prompt & prompt_now) | (response & response_now)
         n_refreshed = [
             p * a + r * b for p, a, r, b in zip(starts, prompt_due, sizes, response_due, strict=True)
         ]
-        probed = response & _column([n > 0 for n in between], state)
-        turn = Turn(refreshed, probed, n_refreshed, between, [])
-        return self.between(state, turn, start, config.n_layers)
+        turn = Turn(refreshed, response & ~response_now, n_refreshed, between)
+        return self.between(state, turn, start, config.n_layers, clock)
 
-    def between(self, state: State, turn: Turn, start: Tensor, layers: int) -> Turn:
+    def between(self, state: State, turn: Turn, start: Tensor, layers: int, clock: list[int] | None) -> Turn:
         """``turn`` with the rows that are recomputed between refreshes.
 
         Args:
-            turn: refreshed rows are fixed, the response rows of the other slots probed, ``extra`` is empty.
+            turn: refreshed rows are fixed, the response rows of the other slots probed, there is nothing ``extra``.
             start: first response row, [S, 1] int64.
+            clock: the passes so far of each slot; None where none is :meth:`odd`.
         """
         raise NotImplementedError
-
-
-def _column(flags: list[bool], state: State) -> Tensor:
-    return torch.tensor(flags, device=state.device)[:, None]
 
 
 class DLLMCache(IntervalCache):
@@ -110,9 +116,16 @@ class DLLMCache(IntervalCache):
         if not 0 <= rho <= 1:
             raise ValueError(f"rho={rho} is not in [0, 1]")
         self.rho = rho
+        self._share: Tensor | None = None
 
-    def between(self, state: State, turn: Turn, start: Tensor, layers: int) -> Turn:
+    def between(self, state: State, turn: Turn, start: Tensor, layers: int, clock: list[int] | None) -> Turn:
         turn.extra = [[int(n * self.rho) for n in turn.n_probed]] * layers
         if self.rho == 0:
             turn.n_probed = [0] * state.slots
+            return turn
+        if self._share is None or len(self._share) != state.positions + 1:
+            # Looked up: not every device multiplies as Python does.
+            shares = [int(n * self.rho) for n in range(state.positions + 1)]
+            self._share = torch.tensor(shares, device=state.device)
+        turn.amount = self._share[turn.probed.sum(1)].expand(layers, -1)
         return turn

@@ -40,6 +40,7 @@ from flash_dllm.core.noise import Noise
 from flash_dllm.core.select import leftmost
 from flash_dllm.core.state import State
 from flash_dllm.core.types import GIVEN, Candidates, Draft, Lanes
+from flash_dllm.models.config import ModelConfig
 
 from .dllm_cache import IntervalCache
 from .fast_dllm import Threshold
@@ -83,15 +84,28 @@ class DynamicCache(IntervalCache):
         self.window, self.layer_budget, self.budget = window_size, layer_budget, budget
         self.compare_inputs = compare == "input"
         self.moved: Tensor | None = None
+        # How the paper's budget is shared out follows from what moved in the pass before.
+        self.asks = budget == "released"
+
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        own = super().slot_tensors()
+        return own if own is None or self.moved is None else (*own, self.moved.T)
+
+    def odd(self, state: State) -> Tensor | None:
+        refreshes = super().odd(state)
+        assert refreshes is not None
+        # Up to the second pass the released budget is another one.
+        return refreshes | (state.step < 2)
 
     def reset(self, slot: int) -> None:
         if self.moved is not None:
             self.moved[:, slot] = 0.0
 
-    def between(self, state: State, turn: Turn, start: Tensor, layers: int) -> Turn:
-        sizes = turn.n_probed
-        widths = [n if self.window >= n else min(n, self.window // 2 * 2 + 1) for n in sizes]
-        width = torch.tensor(widths, device=state.device)[:, None]
+    def between(self, state: State, turn: Turn, start: Tensor, layers: int, clock: list[int] | None) -> Turn:
+        sizes, size, odd_window = turn.n_probed, turn.probed.sum(1)[:, None], self.window // 2 * 2 + 1
+        # Bounds stay bounds: of more rows the window is never a narrower one.
+        widths = [n if self.window >= n else min(n, odd_window) for n in sizes]
+        width = torch.where(size <= self.window, size, size.clamp_max(odd_window))
         answered = torch.where(state.known & (state.order >= state.first[:, None]), state.committed_at, GIVEN)
         newest = answered == answered.amax(1, keepdim=True)
         centre = torch.where(newest, state.order, -1).amax(1, keepdim=True) - start
@@ -99,18 +113,28 @@ class DynamicCache(IntervalCache):
         begin = start + torch.minimum((centre - self.window // 2).clamp_min(0), last)
         turn.fixed = turn.fixed | (turn.probed & (state.order >= begin) & (state.order < begin + width))
         turn.n_fixed = [a + b for a, b in zip(turn.n_fixed, widths, strict=True)]
-        room = [n - w for n, w in zip(sizes, widths, strict=True)]
-        wanted = self.budgets(state, layers)
+        wanted = self.budgets(state, layers, clock)
+        # What is left of a bound's rows behind its window is no bound, what is left behind no window is one.
+        room = sizes if clock is None else [n - w for n, w in zip(sizes, widths, strict=True)]
         turn.extra = [[min(b, r) for b, r in zip(line, room, strict=True)] for line in wanted]
+        if self.budget == "released":
+            most = torch.where(state.step < 2, self.layer_budget, self._later(layers))
+            turn.amount = torch.minimum(most, (size - width)[:, 0]).expand(layers, -1)
+        else:
+            turn.amount = torch.tensor(turn.extra, device=state.device)
         return turn
 
-    def budgets(self, state: State, layers: int) -> list[list[int]]:
+    def _later(self, layers: int) -> int:
+        """The released budget of a layer from the third pass on."""
+        return RELEASED_LAYERS * self.layer_budget // layers
+
+    def budgets(self, state: State, layers: int, clock: list[int] | None) -> list[list[int]]:
         """Rows that each layer may recompute beside the window, a list of slots for each layer."""
-        clock: list[int] = state.step.tolist()
         plain = self.layer_budget
+        if clock is None:
+            return [[self._later(layers)] * state.slots] * layers
         if self.budget == "released":
-            later = RELEASED_LAYERS * plain // layers
-            return [[plain if c < 2 else later for c in clock]] * layers
+            return [[plain if c < 2 else self._later(layers) for c in clock]] * layers
         if self.moved is None:
             return [[plain] * state.slots] * layers
         moved: list[list[float]] = self.moved.tolist()
@@ -126,7 +150,8 @@ class DynamicCache(IntervalCache):
     def learn(self, state: State, lanes: Lanes, out: DeltaOut) -> None:
         if self.moved is None:
             self.moved = torch.zeros_like(out.moved)
-        self.moved = torch.where(out.moved.sum(0) > 0, out.moved, self.moved)
+        # In place: a recorded step goes on writing here.
+        torch.where(out.moved.sum(0) > 0, out.moved, self.moved, out=self.moved)
 
 
 class BlocksAhead(Blocks):
@@ -164,8 +189,17 @@ class Adaptive(Rule):
         if mode not in (0, 1, 2):
             raise ValueError(f"unknown mode {mode}; known: 0, 1, 2")
         self.mode, self.alpha, self.beta = mode, alpha, beta
+        # What it keeps grows with the longest answer, so a recorded step would go on with what was there before.
+        self.sync = mode != 0
         self.tau: Tensor | None = None
         self.seen: Tensor | None = None
+
+    def slot_tensors(self) -> tuple[Tensor, ...] | None:
+        return tuple(t for t in (self.tau, self.seen) if t is not None)
+
+    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+        """The last distribution of every position; the logits and the distribution that are compared with it."""
+        return 0 if self.mode == 0 else 3 * config.vocab_size * torch.float32.itemsize
 
     def in_block(self, state: State, cand: Candidates) -> Tensor:
         """Candidates up to the end of the current block, [S, C] bool."""

@@ -36,6 +36,8 @@ from flash_dllm.core.method import CachePolicy, PassOut
 from flash_dllm.core.select import highest, leftmost, most
 from flash_dllm.core.state import State
 from flash_dllm.core.types import Candidates, Lanes, Plan
+from flash_dllm.models.config import ModelConfig
+from flash_dllm.models.inspection import row_bytes
 
 SIMILARITIES = ("heads", "keys")
 
@@ -70,6 +72,11 @@ class ElasticCache(CachePolicy):
         self.drift, self.track_num = drift, track_num
         self.block_caching, self.similarity = block_caching, similarity
         self.store: LayerStore | None = None
+
+    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+        """Inputs and queries of every layer, and the activations: all rows of all slots may pass at once."""
+        stored = (config.d_model + config.n_heads * config.head_dim) * config.n_layers
+        return stored * size + row_bytes(config, size)
 
     def due(self, state: State) -> Tensor | None:
         return super().due(state) if self.drift > 1 else None

@@ -101,6 +101,9 @@ class BlockCache(CachePolicy):
         """Positions recomputed between refreshes, [S, L] bool."""
         raise NotImplementedError
 
+    def counts(self, state: State) -> Tensor | None:
+        return self.fed(state).sum(1)
+
     def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
         return [fed_rows(state, kv.base, lanes, self.fed(state))]
 
@@ -109,6 +112,7 @@ class PrefixCache(BlockCache):
     """Recompute the block and everything behind it."""
 
     name = "prefix"
+    steady = varies = asks = True
 
     def fed(self, state: State) -> Tensor:
         start = state.first + state.block * state.num["block_length"]
@@ -123,6 +127,9 @@ class DualCache(BlockCache):
 
     def fed(self, state: State) -> Tensor:
         return in_block(state)
+
+    def counts(self, state: State) -> Tensor | None:
+        return None
 
     def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
         # A block has no more positions than a step may have candidates; nobody has to count them.

@@ -41,6 +41,7 @@ from flash_dllm.core.state import State
 from flash_dllm.core.step import Vocabulary
 from flash_dllm.core.types import NEVER, Candidates, Draft
 from flash_dllm.kernels.head_confidence import head_logits
+from flash_dllm.models.config import ModelConfig
 from flash_dllm.models.layers import Model
 
 from . import MethodError
@@ -179,6 +180,10 @@ class Guided(Rule):
         self._writable = torch.arange(ctx.model.config.vocab_size, device=state.device) < vocabulary.n_tokens
         self._writable[vocabulary.mask_id] = False
         self._writable &= self.guide.vocab_map >= 0
+
+    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+        """The guide's keys and values."""
+        return self._model.config.kv_bytes_per_position(self._model.embed.element_size())
 
     def notes(self, slot: int) -> dict[str, float]:
         return {"guide_passes": int(self.guide.passes[slot])}

@@ -66,5 +66,10 @@ def activation_bytes(config: ModelConfig, dtype: torch.dtype, longest: int, rows
     They pass at most :data:`SLAB` at a time, or the ``longest`` canvas. Counted: residual, normed input, packed q, k,
     v, attention output and the feed-forward's gate, up and product.
     """
+    return row_bytes(config, dtype.itemsize) * min(rows, max(SLAB, longest))
+
+
+def row_bytes(config: ModelConfig, size: int) -> int:
+    """Bytes of activations a row, as :func:`activation_bytes` counts them; ``size``: of a number."""
     width = 3 * config.d_model + config.qkv_rows + config.n_heads * config.head_dim + 3 * config.d_ffn
-    return width * min(rows, max(SLAB, longest)) * dtype.itemsize
+    return width * size

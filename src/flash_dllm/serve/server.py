@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from flash_dllm.errors import FlashDLLMError
-from flash_dllm.llm import LLM, max_slots
+from flash_dllm.llm import LLM, max_slots, method_of
 from flash_dllm.loading import load
 from flash_dllm.serve.app import Limits, create_app
 from flash_dllm.serve.args import ServeArgs
@@ -38,7 +38,8 @@ def build_service(args: ServeArgs) -> Service:
     wanted = methods_of(args)
     first = next(iter(wanted.values()))
     loaded = load(first)
-    slots = max_slots(loaded, first.model_copy(update={"max_num_seqs": args.max_num_seqs}))
+    methods = [method_of(loaded, engine) for engine in wanted.values()]
+    slots = max_slots(loaded, first.model_copy(update={"max_num_seqs": args.max_num_seqs}), *methods)
     if slots < len(wanted):
         raise FlashDLLMError(f"max_num_seqs={slots} slots for {len(wanted)} methods; each needs at least one")
     llms: dict[str, LLM] = {}
