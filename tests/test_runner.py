@@ -215,6 +215,30 @@ def test_what_can_be_asked_before_a_step_is_recorded(
         assert one.runner.records and one.runner.played > 5 and one.runner.eager > 3
 
 
+def test_few_recorded_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that played last; the others are freed, and recorded again when they come up."""
+    model, made = models("llada"), []
+
+    def record(step: Callable[[], StepRecord]) -> Again:
+        made.append(Again(step))
+        return made[-1]
+
+    monkeypatch.setattr("flash_dllm.engine.runner.PAD", 1)
+    method = CACHED["prefix-threshold"]
+    plain = run_blocks(cached(model, "llada", method, late=False), model)
+    every = cached(model, "llada", method)
+    every.runner = Runner(every.decoder, Again)
+    assert run_blocks(every, model) == plain and len(every.runner.tapes) > 3
+    monkeypatch.setattr("flash_dllm.engine.runner.GRAPHS", 3)
+    one = cached(model, "llada", method)
+    one.runner = Runner(one.decoder, record)
+    for _ in range(3):
+        assert run_blocks(one, model) == plain
+    kept = list(one.runner.tapes.values())
+    assert 1 <= len(kept) <= 3 < len(made)
+    assert {id(tape) for tape in made if not tape.dropped} == {id(tape) for tape in kept}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "method", [("none", "threshold"), ("elastic", "threshold"), ("dkv-greedy", "random")]

@@ -97,6 +97,9 @@ def test_models(run: Run, chat_folder: Path) -> None:
     facts = json.loads(run("models", chat_folder, "--json", "--max-num-seqs", 3, "--max-model-len", 100).out)
     assert facts["memory"]["total"] == sum(v for k, v in facts["memory"].items() if k != "total")
     assert facts["fits"] in (True, None) and facts["max_model_len"] == 100
+    half = json.loads(run("models", chat_folder, "--json", "--device", "cpu", "--dtype", "bfloat16").out)
+    usual = json.loads(run("models", chat_folder, "--json", "--device", "cpu").out)
+    assert usual["compute_dtype"] == "float32" and usual["memory"]["weights"] == 2 * half["memory"]["weights"]
     text = run("models", chat_folder).out
     assert f"{facts['parameters']:,}" in text
     for words in (

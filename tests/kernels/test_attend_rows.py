@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +16,7 @@ from torch import Tensor
 
 from flash_dllm.kernels.row_attention import Group, ScoreSum, attend_rows
 from flash_dllm.kernels.row_attention import triton as kernel
+from flash_dllm.kernels.row_attention.groups import BlockTables
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAN = float("nan")
@@ -245,3 +250,29 @@ def test_at_the_sizes_of_real_models(heads: tuple[int, int], dim: int, length: i
     case = build([length, max(1, length - 40)], rows, 32, heads, dim, base=65)
     check(case, torch.bfloat16)
     check(build([length], rows, 16, heads, dim), torch.float32, bound=4.0)
+
+
+def test_tables_of_recorded_steps_live_as_long_as_somebody_keeps_them() -> None:
+    """Other threads' engines come and go meanwhile, and other shapes push them out of what is kept anyway."""
+    tables, device = BlockTables(keep=2), torch.device("cpu")
+
+    def get(n: int) -> torch.Tensor:
+        return tables.get((Group((0,), 0, n, 64, True),), 16, device)
+
+    with tables.held() as used:
+        other = threading.Thread(target=lambda: tables.held().__enter__())
+        other.start(), other.join()
+        first = get(40)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(get, 50).result()
+    assert [t.data_ptr() for t in used] == [first.data_ptr()]
+    for n in range(1, 9):
+        get(n)
+    assert get(40) is first
+    where = weakref.ref(first)
+    used.clear()
+    del first
+    for n in range(1, 9):
+        get(n)
+    gc.collect()
+    assert where() is None and get(40).tolist()[0] == [0, 0, 16, 64, 1]

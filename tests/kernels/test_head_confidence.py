@@ -443,3 +443,41 @@ def test_an_engine_gives_the_same_tokens_with_the_kernels(
         answers.append(ended)
         assert bool(calls) == (impl == "triton")
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-30, 0.01, 3.0, 100.0, 1e30])
+def test_the_cut_is_where_a_sort_has_it(scale: float) -> None:
+    """Whatever the logits' scale, denormal numbers, both signs, infinities and equal ones among them."""
+    made = torch.Generator().manual_seed(3)
+    asked = [
+        (0.9, 0),
+        (0.5, 0),
+        (0.999, 0),
+        (1.0, 1),
+        (1.0, 40),
+        (0.7, 12),
+        (1.0, 600),
+        (0.0, 0),
+        (1.0, 5000),
+    ]
+    top_p, top_k = (torch.tensor(column, device=DEVICE) for column in zip(*asked, strict=True))
+    logits = torch.randn(len(asked), 700, generator=made) * scale
+    logits[:, ::5], logits[:, 3] = logits[:, 1:2], -torch.inf
+    logits = logits.to(DEVICE)
+    order = torch.empty(len(asked), dtype=torch.int32, device=DEVICE)
+    amounts = torch.empty(len(asked), 3, device=DEVICE)
+    heat = torch.ones(len(asked), device=DEVICE)
+    filters._cut[(len(asked),)](
+        logits, heat, heat, top_p, top_k, order, amounts, 700, 700, 0,
+        CHOICE=False, SUPPRESS=False, EOS=(), QUIET=(), **filters.CUT,
+    )  # fmt: skip
+    ranked = logits.sort(dim=1, descending=True, stable=True).values
+    before = ranked.double().softmax(1).cumsum(1) - ranked.double().softmax(1)
+    place = torch.arange(700, device=DEVICE)
+    stays = ((top_p[:, None] >= 1) | (before <= top_p[:, None])) & (
+        (top_k[:, None] == 0) | (place < top_k[:, None])
+    )
+    last = ranked.gather(1, (stays | (place == 0)).sum(1, keepdim=True) - 1)[:, 0]
+    bits = (last + 0.0).view(torch.int32)
+    expected = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    assert order.tolist() == expected.tolist()

@@ -120,6 +120,7 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(held: tuple[Live, Step
     thread, found = in_background(lambda: post(server, stream=True))
     until(lambda: server.service.unfinished == 1)
     assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert [httpx.head(f"{server.url}/{name}").status_code for name in ("health", "ready")] == [200, 200]
     server.service.drain()
     refused = post(server)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"

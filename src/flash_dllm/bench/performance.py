@@ -226,7 +226,8 @@ def _deterministic(usual: Source | None, exact: Source | None) -> list[str]:
     known = {(r["method"], r["batch"], r["prompt"]): r["ms"] for r in usual.data["rows"]}
     rows = []
     for r in exact.data["rows"]:
-        before = known[r["method"], r["batch"], r["prompt"]]
+        if (before := known.get((r["method"], r["batch"], r["prompt"]))) is None:
+            continue
         rows.append(
             [r["method"], str(r["batch"]), f"{before:.4g}", f"{r['ms']:.4g}", f"{r['ms'] / before:.2f}"]
         )

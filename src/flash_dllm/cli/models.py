@@ -26,7 +26,9 @@ def models(
         str | None, typer.Argument(help="folder, hub id or bundled name to look into")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="branch, tag or commit of a hub id")] = None,
-    dtype: Annotated[str, typer.Option(help="to compute in; auto is the checkpoint's own")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="to compute in; auto is the checkpoint's own, float32 on a CPU")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="where it should fit")] = "auto",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="canvases at the same time")] = 8,
     max_model_len: Annotated[
@@ -78,20 +80,21 @@ def _inspect(
     checkpoint: str, revision: str | None, dtype: str, device: str, slots: int, length: int | None
 ) -> dict[str, Any]:
     from flash_dllm.llm import LONGEST
-    from flash_dllm.loading import pick_device
+    from flash_dllm.loading import pick_device, pick_dtype
     from flash_dllm.models import ModelConfig, inspect_checkpoint, memory_estimate
     from flash_dllm.models.load import DTYPES
 
     facts = inspect_checkpoint(checkpoint, revision)
     config = ModelConfig(**facts["config"])
-    name = facts["dtype"] or "bfloat16" if dtype == "auto" else dtype
+    where = pick_device(device)
+    name = pick_dtype(dtype, where)
+    name = facts["dtype"] or "bfloat16" if name == "auto" else name
     if name not in DTYPES:
         raise UsageError(f"dtype={dtype!r}: not supported, only auto, {', '.join(DTYPES)}")
     if length is not None and length > config.max_positions:
         raise UsageError(f"max_model_len={length} is more than the model's {config.max_positions}")
     length = length or min(config.max_positions, LONGEST)
     need = memory_estimate(config, DTYPES[name], slots, length)
-    where = pick_device(device)
     have = free_memory(where)
     return {
         **facts, "compute_dtype": name, "max_num_seqs": slots, "max_model_len": length, "memory": need,

@@ -335,9 +335,6 @@ class Decoder:
     def _read(self, hidden: Tensor, cand: Candidates, lanes: Lanes) -> Draft:
         """Drafts of the candidates from their hidden states [S, C, d]."""
         shape = hidden.shape[:2]
-        if not (lanes.partner or self.method.rule.reads_logits or self.hints.sampling):
-            out = self._confidence(hidden, self._spec(shape[1], cand), lanes)
-            return Draft(*(t.view(shape) for t in (out.token, out.prob, out.measure)))
         spec, rows = self._spec(shape[1], cand), hidden.flatten(0, 1)
         if lanes.partner or self.method.rule.reads_logits:
             logits = head_logits(rows, self.ctx.model.head)
@@ -345,6 +342,8 @@ class Decoder:
                 logits = self._guide(logits.unflatten(0, shape), lanes).flatten(0, 1)
             self.method.rule.see(self.state, cand, logits.view(*shape, -1))
             out = confidence(logits, spec)
+        elif not self.hints.sampling:
+            out = self._confidence(hidden, spec, lanes)
         else:
             out = head_confidence(rows, self.ctx.model.head, spec, impl=self.ctx.kernels.head_confidence)
         return Draft(*(t.view(shape) for t in (out.token, out.prob, out.measure)))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from flash_dllm.core.forward import warm
 from flash_dllm.core.step import Decoder, Hints, StepRecord
@@ -28,7 +29,11 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of slots that have a graph of their own; above them, multiples of the last."""
 
 PAD = 64
-"""What numbers of rows, and of whole canvases their lengths, are rounded up to a multiple of."""
+"""What numbers of rows, and lengths of whole canvases, are rounded up to a multiple of; large ones to larger multiples,
+by an eighth at most, so that there are few."""
+
+GRAPHS = 128
+"""Recorded steps that are kept, those that played last: each is some MB of the driver's."""
 
 HEIGHTS, MANY = (32, 64, 128, 256, 512), 2048
 """Lengths of canvases between which attention has other tiles, and rows of a pass that needs no splitting."""
@@ -130,7 +135,8 @@ class Runner:
     def __init__(self, decoder: Decoder, record: Recorder | None) -> None:
         self.decoder, self._record = decoder, record
         self.tapes = Tapes()
-        self._seen: set[Key] = set()
+        # What has run once and may be recorded, with the block tables that it reads; what played last comes last.
+        self._seen: dict[Key, list[Tensor]] = {}
         self.played = self.eager = 0
         ranks = decoder.ctx.model.ranks
         if record is not None and ranks is not None:
@@ -235,17 +241,27 @@ class Runner:
         )  # fmt: skip
         if key not in self._seen:
             self.eager += 1
-            with held_tables():
+            with held_tables() as tables:
                 record = self.decoder.step(lanes)
             # Only now: what a step that failed did not compile or copy cannot be recorded.
-            self._seen.add(key)
+            self._seen[key] = tables
+            self._drop_oldest()
             return record
+        self._seen[key] = self._seen.pop(key)
         if key not in self.tapes:
             assert self._record is not None
             with held_tables():
                 self.tapes.keep(key, self._record(lambda: self.decoder.step(lanes)))
         self.played += 1
         return self.tapes[key].play()
+
+    def _drop_oldest(self) -> None:
+        while len(self._seen) > GRAPHS:
+            oldest = next(iter(self._seen))
+            # It played so many steps ago that the device is done with it. Its tables go after it.
+            if (tape := self.tapes.pop(oldest, None)) is not None:
+                tape.drop()
+            del self._seen[oldest]
 
 
 def _let_go(tapes: Tapes, withdraw: Callable[[], None]) -> None:
@@ -255,8 +271,9 @@ def _let_go(tapes: Tapes, withdraw: Callable[[], None]) -> None:
 
 
 def _rounded(rows: int) -> int:
-    """``rows`` rounded up to a multiple of :data:`PAD`."""
-    return -(-rows // PAD) * PAD
+    """``rows`` rounded up, see :data:`PAD`."""
+    pad = max(PAD, 1 << max(0, rows.bit_length() - 4))
+    return -(-rows // pad) * pad
 
 
 def bucket(slots: int, most: int) -> int:

@@ -137,6 +137,7 @@ def _facts(app: FastAPI, service: Service) -> None:
         service.check_model(name)
         return model(name)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses=STATUS, tags=["facts"])
     async def health() -> JSONResponse:
         """200 while the engine works, draining included; 503 after an error that it cannot recover from."""
@@ -144,6 +145,7 @@ def _facts(app: FastAPI, service: Service) -> None:
             {"status": service.state, "reason": service.reason}, 200 if service.healthy else 503
         )
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", responses=STATUS, tags=["facts"])
     async def ready() -> JSONResponse:
         """200 while new requests are taken."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -53,23 +55,30 @@ class BlockTables:
 
     A table is [T, 5] int32, one line a block of at most ``rows`` rows: slot, first row, number of rows, key places,
     and 1 for the first block of a slot, the one that computes the slot's attention score. The last ``keep`` shapes
-    are kept, and all that were used inside :meth:`held` for good.
+    are kept, and all that were used inside :meth:`held` for as long as somebody keeps what that gave.
     """
 
     def __init__(self, keep: int = 256) -> None:
         self._keep = keep
         self._tables: OrderedDict[tuple[tuple[Group, ...], int, torch.device], Tensor] = OrderedDict()
-        self._held: dict[tuple[tuple[Group, ...], int, torch.device], Tensor] = {}
-        self._holding = False
+        self._held: WeakValueDictionary[tuple[tuple[Group, ...], int, torch.device], Tensor] = (
+            WeakValueDictionary()
+        )
+        # Of each thread: engines of other methods run beside.
+        self._local = threading.local()
 
     def get(self, groups: tuple[Group, ...], rows: int, device: torch.device) -> Tensor:
         """The table of ``groups`` with blocks of ``rows`` rows."""
         key = (groups, rows, device)
-        if key in self._held:
-            return self._held[key]
-        table = self._tables.pop(key) if key in self._tables else _made(*key)
-        if self._holding:
+        table = self._held.get(key)
+        if table is None:
+            table = self._tables.pop(key, None)
+        if table is None:
+            table = _made(*key)
+        used: list[Tensor] | None = getattr(self._local, "used", None)
+        if used is not None:
             self._held[key] = table
+            used.append(table)
             return table
         self._tables[key] = table
         if len(self._tables) > self._keep:
@@ -77,17 +86,18 @@ class BlockTables:
         return table
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Tables that are used meanwhile stay: a recorded launch reads them for as long as it lives.
+    def held(self) -> Iterator[list[Tensor]]:
+        """Gives the tables that are used meanwhile: a recorded launch reads them for as long as it lives.
 
         A table has to be there before a step is recorded, since a copy from the host cannot be recorded; so the
-        same step runs once before, inside this too.
+        same step runs once before, inside this too, and what that gave is kept.
         """
-        self._holding = True
+        used: list[Tensor] = []
+        self._local.used = used
         try:
-            yield
+            yield used
         finally:
-            self._holding = False
+            self._local.used = None
 
 
 def _made(groups: tuple[Group, ...], rows: int, device: torch.device) -> Tensor:
