@@ -334,7 +334,7 @@ def test_filters_keep_the_lower_ids_of_equal_logits(categorical: bool) -> None:
 def test_filters_over_more_than_one_block_of_the_vocabulary() -> None:
     """In Dream's form, which takes every kernel of the filters. Equal logits, zeros of both signs among them, lie in
     blocks far apart; which of them stay is counted throughout."""
-    rows, vocab = 2, max(tile["B"] for tile in (filters.CUT, filters.DRAW, filters.RATE)) + 700
+    rows, vocab = 2, 2 * max(tile["B"] for tile in (filters.CUT, filters.DRAW, filters.RATE)) + 700
     logits = torch.full((rows, vocab), -9.0)
     equal = [7, 1030, 1031, 2060, 4100, 8193, vocab - 1]
     logits[:, equal] = torch.tensor([0.0, -0.0, 0.0, -0.0, 0.0, -0.0, 0.0])
