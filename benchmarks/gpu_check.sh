@@ -46,12 +46,12 @@ steps="--steps 20 --commit-per-step $commits"
 
 # Files by name: others need packages that a machine for measuring may lack. Each has a process of its own, since most
 # of the time goes into compiling.
-files="tests/test_runner.py tests/kernels/test_attend_rows.py tests/kernels/test_head_confidence.py
-  tests/kernels/test_gated_linear.py tests/kernels/test_linear_triton.py tests/kernels/test_norms.py
-  tests/kernels/test_qkv_rope_write.py
+files="tests/test_runner.py tests/test_recorded_caches.py tests/test_warm_up.py tests/kernels/test_attend_rows.py
+  tests/kernels/test_head_confidence.py tests/kernels/test_gated_linear.py tests/kernels/test_linear_triton.py
+  tests/kernels/test_norms.py tests/kernels/test_qkv_rope_write.py
   tests/goldens/test_traces.py tests/quant/test_gpu.py tests/bench/test_gpu.py tests/parallel/test_gpu.py"
 export python files
-part tests 170 bash -c 'xargs -n 1 -P 10 "$python" -m pytest -m gpu -p no:cacheprovider -q <<<$files'
+part tests 170 bash -c 'xargs -n 1 -P 13 "$python" -m pytest -m gpu -p no:cacheprovider -q <<<$files'
 # Two processes that wait for each other take turns on the GPU; beside others each turn would be later.
 part nodes 150 "$python" -m pytest -m gpu -p no:cacheprovider -q tests/parallel/test_nodes_on_gpu.py
 # shellcheck disable=SC2046,SC2086

@@ -85,7 +85,7 @@ def test_what_a_method_keeps_is_planned(cache: str, decoding: str, options: dict
     engine.add(Request("a", Canvas([5] * 8 + [config.mask_id] * 4, [False] * 8 + [True] * 4)))
     while not engine.idle:
         engine.step()
-    kept = method.kept_bytes(config, 4) - row_bytes(config, 4)
+    kept = method.bytes_per_position(config, 4) - row_bytes(config, 4)
     assert method.cache.store.nbytes == kept * 2 * 41
 
 
@@ -93,8 +93,8 @@ def test_a_method_that_keeps_more_has_fewer_slots() -> None:
     """At the defaults: dLLM-Cache on a card of 140 GiB, and distributions of 126,464 numbers a position."""
     fits = {}
     for cache, decoding in (("none", "threshold"), ("dllm-cache", "threshold"), ("none", "adaptive")):
-        kept = build_method(cache, decoding, family="llada").kept_bytes(LLADA_8B, 2)
+        kept = build_method(cache, decoding, family="llada").bytes_per_position(LLADA_8B, 2)
         wanted = Need.of(LLADA_8B, torch.bfloat16, torch.bfloat16, 4096 + 96, kept)
         fits[cache, decoding] = choose_slots(None, wanted, room(110), 4, 4096)
     assert fits["none", "threshold"] == MOST_SLOTS
-    assert 20 < fits["dllm-cache", "threshold"] < 26 and 10 < fits["none", "adaptive"] < 16
+    assert 20 < fits["dllm-cache", "threshold"] < 26 and 4 < fits["none", "adaptive"] < 9

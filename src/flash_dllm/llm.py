@@ -92,7 +92,7 @@ def max_slots(loaded: Loaded, args: EngineArgs, *methods: Method) -> int:
     """
     model, length = loaded.model, longest_canvas(loaded.config, args)
     kv_dtype = torch.float8_e4m3fn if args.kv_cache_dtype == "fp8" else model.dtype
-    kept = max(method.kept_bytes(model.config, model.dtype.itemsize) for method in methods)
+    kept = max(method.bytes_per_position(model.config, model.dtype.itemsize) for method in methods)
     need = Need.of(model.config, model.dtype, kv_dtype, length + SCRATCH, kept)
     room = Room.of(model.device, args.gpu_memory_utilization)
     return choose_slots(args.max_num_seqs, need, room, SLOTS, length)
@@ -165,10 +165,13 @@ class LLM:
         self._start(_load(args), args)
 
     @classmethod
-    def from_args(cls, args: EngineArgs, loaded: Loaded | None = None) -> LLM:
-        """From validated options, on weights that are already ``loaded`` if given."""
+    def from_args(cls, args: EngineArgs, loaded: Loaded | None = None, method: Method | None = None) -> LLM:
+        """From validated options, on weights that are already ``loaded`` and with the ``method`` of these, if given.
+
+        A method serves one engine.
+        """
         llm = cls.__new__(cls)
-        llm._start(loaded or _load(args), args)
+        llm._start(loaded or _load(args), args, method)
         return llm
 
     def with_method(
@@ -178,12 +181,12 @@ class LLM:
         changes = {"preset": None, "cache": cache, "decoding": decoding, "options": method_options}
         return self.from_args(self.args.model_copy(update=changes), self.loaded)
 
-    def _start(self, loaded: Loaded, args: EngineArgs) -> None:
+    def _start(self, loaded: Loaded, args: EngineArgs, method: Method | None = None) -> None:
         config = loaded.config
         assert config.mask_id is not None
         self.loaded, self.args = loaded, args
         self.max_model_len = longest_canvas(config, args)
-        self.method = method_of(loaded, args)
+        self.method = method or method_of(loaded, args)
         self.max_num_seqs = max_slots(loaded, args, self.method)
         tokenizer = loaded.tokenizer
         known = config.n_tokens if tokenizer is None else min(config.n_tokens, tokenizer.n_tokens)
@@ -248,7 +251,7 @@ class LLM:
             )
 
     def warm_up(self, progress: bool = False) -> None:
-        """Record the steady steps of a GPU now instead of when they first come up; ``progress`` shows a line.
+        """On a GPU, compile and record now what would be when it first comes up; ``progress`` shows a line.
 
         Raises:
             RuntimeError: a request is running.

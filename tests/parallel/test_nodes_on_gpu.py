@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ prompts, methods = json.loads(sys.argv[4]), json.loads(sys.argv[5])
 full = SamplingParams(max_tokens=16, stop_at_eos=False, stop_token_ids=())
 for method in methods:
     ours = llm.with_method(*method)
+    ours.warm_up()
     for _ in range(2):
         done = ours.generate(prompts, full, use_tqdm=False)
         answers = [[o.outputs[0].token_ids, o.outputs[0].nfe] for o in done]
@@ -71,7 +73,7 @@ def ranks(script: str, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
             place = {
                 "RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port, "NCCL_HOSTID": f"machine-{rank}", "NCCL_SOCKET_IFNAME": "lo",
-                "NCCL_IB_DISABLE": 1, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
+                "NCCL_IB_DISABLE": 1, "NCCL_DEBUG": "WARN",
             }  # fmt: skip
             environment = os.environ | {name: str(value) for name, value in place.items()}
             command = [sys.executable, "-c", script, *words]
@@ -88,11 +90,11 @@ def ranks(script: str, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
 def decode(folder: Path, dtype: str, methods: Any, **options: Any) -> Mapping[tuple[str, str], list[Any]]:
     """Each round of answers and the steps played, by method; both processes must end by themselves."""
     words = (str(folder), dtype, json.dumps(options), json.dumps(PROMPTS), json.dumps(methods))
-    with ranks(ANSWERS, *words) as started:
-        out, said = started[0].communicate(timeout=240)
-        assert started[0].returncode == 0, said
-        _, said = started[1].communicate(timeout=GIVEN_UP)
-        assert started[1].returncode == 0, said
+    # Both at once: one whose pipe is full would keep the other.
+    with ranks(ANSWERS, *words) as started, ThreadPoolExecutor(2) as pool:
+        told = [text.result() for text in [pool.submit(p.communicate, timeout=240) for p in started]]
+    assert [p.returncode for p in started] == [0, 0], told
+    out = told[0][0]
     rounds: dict[tuple[str, str], list[Any]] = {}
     for line in out.splitlines():
         if line.startswith("["):

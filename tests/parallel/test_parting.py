@@ -16,14 +16,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from flash_dllm.core.step import StepRecord, Vocabulary
+from flash_dllm.core.types import Lanes
 from flash_dllm.engine.engine import Engine
 from flash_dllm.engine.request import Request
 from flash_dllm.engine.runner import Key, Runner, Tapes
+from flash_dllm.methods import build_method
 from flash_dllm.parallel import group as group_module
 from flash_dllm.parallel.control import Hub
 from flash_dllm.parallel.group import Group
 from flash_dllm.parallel.launch import Team
-from tests.test_pairs import make_cases
+from tests.goldens.harness import EOS, EOT, MASK
+from tests.test_pairs import N_TOKENS, POSITIONS, make_cases
 from tests.test_runner import Again
 
 from .test_engine_on_ranks import engine_of
@@ -211,3 +215,26 @@ def test_a_process_whose_sums_cannot_be_broken_off_ends() -> None:
     )
     assert done.returncode == 1
     assert "rank 1 is gone; this process, stuck in a sum, ends" in done.stderr
+
+
+@pytest.mark.parametrize("method", [("none", "threshold"), ("flash", "verify"), ("dllm-cache", "threshold")])
+def test_ranks_warm_up_alike(golden_dir: Path, method: tuple[str, str]) -> None:
+    """What requests may not ask for where the vocabulary is split is not compiled either."""
+
+    def work(ranks: ThreadRanks) -> Any:
+        model, orders = part_of(golden_dir / "llada-tiny", ranks), []
+        words = Vocabulary(N_TOKENS, MASK, (EOS,), (EOS, EOT))
+        engine = Engine(model, build_method(*method, family="llada"), words, slots=3, positions=POSITIONS)
+        engine.runner, step = Runner(engine.decoder, Again), engine.decoder.step
+
+        def seen(lanes: Lanes) -> StepRecord:
+            orders.append((dict(vars(lanes)), dict(vars(engine.decoder.hints))))
+            return step(lanes)
+
+        engine.decoder.step = seen  # type: ignore[method-assign]
+        list(engine.warm_up())
+        return orders
+
+    first, second = on_ranks(2, work)
+    assert first == second and any(hints["suppress"] for _, hints in first)
+    assert not any(hints["filters"] for _, hints in first)

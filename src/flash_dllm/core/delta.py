@@ -271,7 +271,7 @@ class DeltaPolicy(CachePolicy):
 
     store: Store | None = None
 
-    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+    def bytes_per_position(self, config: ModelConfig, size: int) -> int:
         """The store, and the activations: all rows of all slots pass at once."""
         stored = (3 if self.compare_inputs else 2) * config.d_model * config.n_layers
         return stored * size + row_bytes(config, size)

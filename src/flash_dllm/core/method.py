@@ -178,7 +178,7 @@ class CachePolicy:
         """
         return None
 
-    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+    def bytes_per_position(self, config: ModelConfig, size: int) -> int:
         """Bytes a position of a slot that it needs beside keys and values; ``size``: of a number of the weights."""
         return 0
 
@@ -295,8 +295,8 @@ class Rule:
         """As :meth:`CachePolicy.slot_tensors`. None where :meth:`bind` allocates and nothing is said of it."""
         return () if getattr(self.bind, "__func__", self.bind) is Rule.bind else None
 
-    def kept_bytes(self, config: ModelConfig, size: int) -> int:
-        """As :meth:`CachePolicy.kept_bytes`."""
+    def bytes_per_position(self, config: ModelConfig, size: int) -> int:
+        """As :meth:`CachePolicy.bytes_per_position`."""
         return 0
 
     def notes(self, slot: int) -> dict[str, float]:
@@ -405,9 +405,9 @@ class Method:
             found += own
         return tuple(found)
 
-    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+    def bytes_per_position(self, config: ModelConfig, size: int) -> int:
         """Bytes a position of a slot that its parts need beside keys and values."""
-        return self.cache.kept_bytes(config, size) + self.rule.kept_bytes(config, size)
+        return self.cache.bytes_per_position(config, size) + self.rule.bytes_per_position(config, size)
 
     @property
     def defaults(self) -> dict[str, float]:

@@ -47,7 +47,7 @@ class Engine:
 
     Args:
         model: weights; their device and dtype are the engine's.
-        method: what to run.
+        method: what to run. Of this engine alone, since its parts keep tensors of its slots.
         vocabulary: which ids may be produced.
         slots: canvases decoded at the same time.
         positions: longest canvas.

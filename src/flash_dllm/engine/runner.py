@@ -2,9 +2,10 @@
 
 A step is steady where no slot sweeps and the cache policy's rows have one shape whatever the canvases hold
 (``CachePolicy.steady``). A policy whose sweeps depend on the canvases is asked first whether one is due. Row counts and
-key lengths are data on the device, so one graph for each number of slots serves every step: a slot that is free or done
+key lengths are data on the device, so a graph serves every step of its number of slots: a slot that is free or done
 has only invalid rows. The number of slots is rounded up to a bucket. Where the number of rows changes from step to step
-(``CachePolicy.varies``), it is rounded up as well, and steps of so many rows that launching them hides run op by op.
+(``CachePolicy.varies``), it is rounded up as well and there is a graph for each; steps of so many rows that they hide
+what launching them takes run op by op.
 A graph covers the lowest slots: requests are seated in the lowest free ones, and where those that are left sit too
 high for the smallest graph that could hold them, the highest move down (:meth:`Runner.moves`).
 """
@@ -86,7 +87,15 @@ def cuda_recorder() -> Recorder:
 
 @dataclass(frozen=True)
 class Key:
-    """What a graph is good for: slots 0 .. ``slots - 1``, and what the host decided for the step."""
+    """What a graph is good for: slots 0 .. ``slots - 1``, and what the host decided for the step.
+
+    Attributes:
+        width: candidates of a slot.
+        base: key places before position 0.
+        hints: what requests ask for (:class:`Hints`), and the rule's modes.
+        fed: rows of a slot at most, where the policy counts them, else 0.
+        total, answer: bounds of the canvases' and of the answers' lengths.
+    """
 
     slots: int
     width: int
@@ -184,8 +193,9 @@ class Runner:
         Yields how many are recorded, and of how many. No slot may be busy: the steps that run here change nothing then.
         """
         method, on_gpu = self.decoder.method, self.decoder.state.device.type == "cuda"
-        # Rules that read back may look for a request where there is none.
-        if method.rule.sync or not (on_gpu or self._record):
+        # Those that read back or keep numbers on the host may look for a request where there is none.
+        known = method.cache.steady or method.cache.always_sweeps()
+        if not known or method.rule.sync or not (on_gpu or self._record):
             return
         self._compile(width)
         if not self.records or method.cache.varies:
@@ -204,33 +214,48 @@ class Runner:
         slots, positions = self.decoder.state.slots, self.decoder.state.positions
 
         def sweep(count: int, length: int) -> None:
-            self.decoder.step(Lanes([], list(range(count)), [0] * slots, [length] * slots, width))
+            # Schedules without blocks have as many candidates as the longest answer; nobody needs their logits here.
+            few = min(width, length, PAD)
+            self.decoder.step(Lanes([], list(range(count)), [0] * slots, [length] * slots, few))
+
+        def counts(length: int) -> list[int]:
+            return sorted(
+                {min(slots, n) for n in (1, 2, 8, max(1, MANY // length)) if n * length <= MANY or n == 1}
+            )
 
         for length in (*(n for n in HEIGHTS if n < positions), positions):
-            for count in sorted({1, min(2, slots), min(slots, max(1, MANY // length))}):
+            for count in counts(length):
                 sweep(count, length)
         warm(self.decoder.ctx)
         asked = {
             "temperature": Hints(sampling=True), "top_p": Hints(sampling=True, filters=True),
             "eos": Hints(suppress=True),
         }  # fmt: skip
-        for option in self.decoder.method.options & set(asked):
-            self.decoder.hints = asked[option]
-            sweep(1, min(HEIGHTS[0], positions))
+        if self.decoder.ctx.model.shard is not None:
+            # Refused where the vocabulary is split.
+            del asked["top_p"]
+        # In this order on all ranks.
+        for option, hints in asked.items():
+            if option in self.decoder.method.options:
+                self.decoder.hints = hints
+                for count in counts(shortest := min(HEIGHTS[0], positions)):
+                    sweep(count, shortest)
         self.decoder.hints = Hints()
 
     def _key(self, lanes: Lanes) -> Key | None:
         """Which graph plays the steady step of ``lanes``; None where it is not worth one."""
         hints, state, policy = self.decoder.hints, self.decoder.state, self.decoder.method.cache
         slots = bucket(max(lanes.run) + 1, state.slots)
-        fed, total, answer = _rounded(lanes.fed), state.positions, state.positions
+        fed, total, answer = min(_rounded(lanes.fed), state.positions), state.positions, state.positions
+        # Schedules without blocks have as many candidates as the longest answer.
+        width = lanes.width if lanes.width <= PAD else min(_rounded(lanes.width), state.positions)
         if policy.whole:
             total = min(total, _rounded(max(lanes.total[s] for s in lanes.run)))
             answer = min(total, _rounded(max(lanes.total[s] - lanes.first[s] for s in lanes.run) + 1))
         if slots * (total if policy.whole else fed) > self.decoder.ctx.slab:
             return None
         modes = (hints.sampling, hints.filters, hints.suppress, *self.decoder.method.rule.modes())
-        return Key(slots, lanes.width, self.decoder.ctx.kv.base, modes, fed, total, answer)
+        return Key(slots, width, self.decoder.ctx.kv.base, modes, fed, total, answer)
 
     def _steady(self, key: Key) -> StepRecord:
         state = self.decoder.state

@@ -114,8 +114,8 @@ class DynamicCache(IntervalCache):
         turn.fixed = turn.fixed | (turn.probed & (state.order >= begin) & (state.order < begin + width))
         turn.n_fixed = [a + b for a, b in zip(turn.n_fixed, widths, strict=True)]
         wanted = self.budgets(state, layers, clock)
-        # What is left of a bound's rows behind its window is no bound, what is left behind no window is one.
-        room = sizes if clock is None else [n - w for n, w in zip(sizes, widths, strict=True)]
+        # The window of fewer rows may be narrower than that of the bound; window and rest together are within it.
+        room = [n - w for n, w in zip(sizes, widths, strict=True)]
         turn.extra = [[min(b, r) for b, r in zip(line, room, strict=True)] for line in wanted]
         if self.budget == "released":
             most = torch.where(state.step < 2, self.layer_budget, self._later(layers))
@@ -197,9 +197,10 @@ class Adaptive(Rule):
     def slot_tensors(self) -> tuple[Tensor, ...] | None:
         return tuple(t for t in (self.tau, self.seen) if t is not None)
 
-    def kept_bytes(self, config: ModelConfig, size: int) -> int:
-        """The last distribution of every position; the logits and the distribution that are compared with it."""
-        return 0 if self.mode == 0 else 3 * config.vocab_size * torch.float32.itemsize
+    def bytes_per_position(self, config: ModelConfig, size: int) -> int:
+        """The last distribution of every position, and what comparing it with the new one takes, in float32."""
+        tensors = 2 if self.mode == 0 else 8
+        return tensors * config.vocab_size * torch.float32.itemsize
 
     def in_block(self, state: State, cand: Candidates) -> Tensor:
         """Candidates up to the end of the current block, [S, C] bool."""

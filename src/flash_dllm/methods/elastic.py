@@ -73,7 +73,7 @@ class ElasticCache(CachePolicy):
         self.block_caching, self.similarity = block_caching, similarity
         self.store: LayerStore | None = None
 
-    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+    def bytes_per_position(self, config: ModelConfig, size: int) -> int:
         """Inputs and queries of every layer, and the activations: all rows of all slots may pass at once."""
         stored = (config.d_model + config.n_heads * config.head_dim) * config.n_layers
         return stored * size + row_bytes(config, size)

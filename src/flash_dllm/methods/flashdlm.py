@@ -63,6 +63,7 @@ class FreeCache(BlockCache):
     """
 
     name = "freecache"
+    steady = varies = asks = True
 
     def __init__(self, family: str = "llada", freeze: str = "last-step") -> None:
         if freeze not in FREEZE:
@@ -181,7 +182,7 @@ class Guided(Rule):
         self._writable[vocabulary.mask_id] = False
         self._writable &= self.guide.vocab_map >= 0
 
-    def kept_bytes(self, config: ModelConfig, size: int) -> int:
+    def bytes_per_position(self, config: ModelConfig, size: int) -> int:
         """The guide's keys and values."""
         return self._model.config.kv_bytes_per_position(self._model.embed.element_size())
 

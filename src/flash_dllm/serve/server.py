@@ -43,9 +43,9 @@ def build_service(args: ServeArgs) -> Service:
     if slots < len(wanted):
         raise FlashDLLMError(f"max_num_seqs={slots} slots for {len(wanted)} methods; each needs at least one")
     llms: dict[str, LLM] = {}
-    for index, (name, engine) in enumerate(wanted.items()):
+    for index, ((name, engine), method) in enumerate(zip(wanted.items(), methods, strict=True)):
         share = slots // len(wanted) + (index < slots % len(wanted))
-        llm = LLM.from_args(engine.model_copy(update={"max_num_seqs": share}), loaded)
+        llm = LLM.from_args(engine.model_copy(update={"max_num_seqs": share}), loaded, method)
         llm.warm_up(progress=True)
         llms[name or llm.method.name] = llm
     return Service(
