@@ -13,6 +13,7 @@ from flash_dllm.engine.request import Finished
 from flash_dllm.engine.runner import Runner
 from flash_dllm.methods import build_method
 from flash_dllm.models.layers import Model
+from tests.tapes import Replayed
 from tests.test_runner import FAMILIES, Again, engine, facts, models, request
 
 SMALL = {"search": 2, "verify_rows": 8}
@@ -65,7 +66,7 @@ def test_what_can_be_asked_before_a_step_is_recorded(
     plain = run_blocks(cached(model, family, method, late=False), model)
     for late in (False, True):
         one = cached(model, family, method, late=late)
-        one.runner = Runner(one.decoder, Again)
+        one.runner = Runner(one.decoder, Replayed)
         if late:
             list(one.warm_up())
         assert run_blocks(one, model) == plain

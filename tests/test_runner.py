@@ -22,6 +22,7 @@ from flash_dllm.models import ModelError
 from flash_dllm.models.config import SHAPES
 from flash_dllm.models.layers import Model, random_model
 from tests.interpreter import repair
+from tests.tapes import Replayed
 
 FAMILIES = {"llada": "llada-tiny-gqa", "dream": "dream-tiny"}
 METHODS = [
@@ -100,7 +101,7 @@ def test_recorded_and_late_steps_change_nothing(family: str, method: tuple[str, 
     assert len(plain) == 7
     for late in (False, True):
         one = engine(model, family, method, late=late)
-        one.runner = Runner(one.decoder, Again)
+        one.runner = Runner(one.decoder, Replayed)
         assert one.runner.records
         assert facts(run(one, model)) == plain
         assert one.runner.played > 10 and one.runner.eager > 3

@@ -61,7 +61,10 @@ def decode(
 
     def see(state: State, cand: Candidates, given: Tensor) -> None:
         nonlocal logits
-        logits = given[0]
+        if logits.shape != given[0].shape:
+            logits = torch.empty_like(given[0])
+        # Into the same tensor: a recorded step does this again, but not what Python does around it.
+        logits.copy_(given[0])
 
     def look(e: Engine, record: StepRecord) -> None:
         accepted = getattr(rule, "accepted", None)

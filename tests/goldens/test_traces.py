@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from flash_dllm.engine.runner import Runner
 from flash_dllm.models.config import ModelError
 
+from ..tapes import Replayed
 from .harness import (
     EOS,
     MASK,
@@ -36,6 +38,12 @@ def length_of(parameters: dict[str, Any]) -> int:
 
 
 def test_trace(trace_file: TraceFile) -> None:
+    check_trace(trace_file, "cpu")
+
+
+def test_trace_of_recorded_steps(trace_file: TraceFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU would play, played on the CPU."""
+    monkeypatch.setattr(Runner, "for_device", classmethod(lambda cls, decoder, eager: cls(decoder, Replayed)))
     check_trace(trace_file, "cpu")
 
 

@@ -110,6 +110,7 @@ def test_the_tokens_of_one_process(golden_dir: Path, folder: str) -> None:
     one = LLM(golden_dir / folder, dtype="float32", device="cuda", max_num_seqs=2)
     for method in methods:
         alone = one.with_method(*method)
+        alone.warm_up()
         for answers, played in rounds[method]:
             done = alone.generate(PROMPTS, FULL, use_tqdm=False)
             assert answers == [[o.outputs[0].token_ids, o.outputs[0].nfe] for o in done], method
