@@ -8,6 +8,7 @@ numbers are errors while a step is recorded, as on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +19,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flash_dllm.core.step import StepRecord
 
 READS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal")
+
+
+@contextmanager
+def nothing_from_the_host() -> Iterator[None]:
+    """A recorded step would copy what the host held when it was recorded."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a tensor was made from Python numbers in a steady step")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tensor", "as_tensor", "from_numpy"):
+            patch.setattr(torch, name, refuse)
+        yield
 
 
 class _Recording(TorchDispatchMode):
@@ -53,15 +67,9 @@ class Replayed:
     """A tape that plays the operations of ``step``."""
 
     def __init__(self, step: Callable[[], StepRecord]) -> None:
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            raise AssertionError("a tensor was made from Python numbers in a recorded step")
-
         self.dropped, recording = False, _Recording()
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("tensor", "as_tensor", "from_numpy"):
-                patch.setattr(torch, name, refuse)
-            with torch.inference_mode(), recording:
-                self._record = step()
+        with nothing_from_the_host(), torch.inference_mode(), recording:
+            self._record = step()
         # Recording has run the step once.
         self._calls, self._ran = recording.calls, True
 

@@ -6,8 +6,8 @@ in for a GPU here, so does a tensor that was made on the CPU by mistake.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from flash_dllm.core.types import Lanes
 from flash_dllm.methods import CACHES, DECODINGS, MethodError, build_method
 from flash_dllm.models.config import SHAPES, ModelConfig
 from flash_dllm.models.layers import empty_model
+from tests.tapes import nothing_from_the_host
 
 SLOTS, POSITIONS = 3, 64
 SHAPE_OF = {"llada": "llada-tiny-gqa", "dream": "dream-tiny"}
@@ -82,19 +83,6 @@ def run_step(
             lanes = Lanes(list(range(slots)), [], [0] * SLOTS, [POSITIONS] * SLOTS, width, exact=False)
             with nothing_from_the_host():
                 decoder.step(lanes)
-
-
-@contextmanager
-def nothing_from_the_host() -> Iterator[None]:
-    """A recorded step would copy what the host held when it was recorded."""
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("a tensor was made from Python numbers in a steady step")
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("tensor", "as_tensor", "from_numpy"):
-            patch.setattr(torch, name, refuse)
-        yield
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

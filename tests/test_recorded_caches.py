@@ -9,12 +9,11 @@ import pytest
 
 from flash_dllm.core.step import StepRecord, Vocabulary
 from flash_dllm.engine.engine import Engine
-from flash_dllm.engine.request import Finished
 from flash_dllm.engine.runner import Runner
 from flash_dllm.methods import build_method
 from flash_dllm.models.layers import Model
 from tests.tapes import Replayed
-from tests.test_runner import FAMILIES, Again, engine, facts, models, request
+from tests.test_runner import FAMILIES, Again, drained, engine, facts, models, request
 
 SMALL = {"search": 2, "verify_rows": 8}
 CACHED: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -49,9 +48,7 @@ def run_blocks(one: Engine, model: Model) -> dict[str, tuple[Any, ...]]:
     for index, length in enumerate((20, 9, 30, 14, 5, 26, 11)):
         numbers = {"block_length": (8, 12, 5)[index % 3], "epsilon": 1.0, "seed": index}
         one.add(request(f"r{index}", length, model, **numbers))
-    done: dict[str, Finished] = {}
-    while not one.idle:
-        done |= {f.request.id: f for f in one.step()}
+    done = drained(one)
     assert len(done) == 7
     return facts(done)
 

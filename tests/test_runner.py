@@ -80,6 +80,11 @@ def request(name: str, length: int, model: Model, **numbers: float) -> Request:
 def run(one: Engine, model: Model, **numbers: float) -> dict[str, Finished]:
     for index, length in enumerate((20, 9, 30, 14, 5, 26, 11)):
         one.add(request(f"r{index}", length, model, seed=index, **numbers))
+    return drained(one)
+
+
+def drained(one: Engine) -> dict[str, Finished]:
+    """All answers, by request."""
     done: dict[str, Finished] = {}
     while not one.idle:
         done |= {f.request.id: f for f in one.step()}
@@ -157,10 +162,7 @@ def test_the_kernels_decide_as_the_definitions_do(family: str) -> None:
             one = engine(model, family, method, slots=2, kernels=kernels_of(impl))
             for index, length in enumerate((5, 2)):
                 one.add(request(f"r{index}", length, model))
-            done: dict[str, Finished] = {}
-            while not one.idle:
-                done |= {f.request.id: f for f in one.step()}
-            answers.append(facts(done))
+            answers.append(facts(drained(one)))
         assert answers[0] == answers[1] and len(answers[0]) == 2
 
 
@@ -173,10 +175,7 @@ def test_invariant_kernels_give_a_request_the_same_bits_in_any_batch(family: str
         one = engine(model, family, METHODS[3], slots=slots, kernels=kernels_of("invariant"))
         for index in names:
             one.add(request(f"r{index}", (4, 6, 3)[index], model))
-        done: dict[str, Finished] = {}
-        while not one.idle:
-            done |= {f.request.id: f for f in one.step()}
-        return {name: (f.ids, f.log_probs) for name, f in done.items()}
+        return {name: (f.ids, f.log_probs) for name, f in drained(one).items()}
 
     together = answers((0, 1, 2), 3)
     assert {**answers((0,), 1), **answers((1,), 2)} == {name: together[name] for name in ("r0", "r1")}

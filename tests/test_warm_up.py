@@ -12,7 +12,6 @@ import torch
 from flash_dllm.core.forward import warm
 from flash_dllm.core.step import Vocabulary
 from flash_dllm.engine.engine import Engine
-from flash_dllm.engine.request import Finished
 from flash_dllm.engine.runner import Runner
 from flash_dllm.kernels import gated_linear, qkv_rope_write
 from flash_dllm.kernels.choice import kernels_of
@@ -22,13 +21,25 @@ from flash_dllm.llm import LLM
 from flash_dllm.methods.presets import PRESETS, build_preset
 from tests.interpreter import repair
 from tests.test_recorded_caches import cached, run_blocks
-from tests.test_runner import FAMILIES, METHODS, Again, engine, facts, models, request, run
+from tests.test_runner import FAMILIES, METHODS, Again, drained, engine, facts, models, request, run
 
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreter() -> None:
     """Triton's interpreter multiplies and rounds bfloat16 as a GPU does."""
     repair()
+
+
+def kernels_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of those that run, from here on."""
+    ran: list[str] = []
+
+    def note(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: ran.append(name) or kernel(*args)
+
+    monkeypatch.setattr(gated_kernel, "gated_linear", note("gated", gated_kernel.gated_linear))
+    monkeypatch.setattr(streamed, "streamed", note("streamed", streamed.streamed))
+    return ran
 
 
 def test_warm_up_records_every_bucket_and_changes_nothing() -> None:
@@ -67,13 +78,7 @@ def test_warming_up_what_is_not_recorded_changes_nothing(family: str, method: tu
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_only_many_rows_take_is_compiled_before(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes nothing but a trash place, and nothing is called where the kernels are other ones."""
-    ran: list[str] = []
-
-    def note(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: ran.append(name) or kernel(*args)
-
-    monkeypatch.setattr(gated_kernel, "gated_linear", note("gated", gated_kernel.gated_linear))
-    monkeypatch.setattr(streamed, "streamed", note("streamed", streamed.streamed))
+    ran = kernels_of_many_rows(monkeypatch)
     for op in (gated_linear, qkv_rope_write):
         monkeypatch.setattr(op, "streams_tiles", lambda *matrices: True)
     model = models(family).to(dtype=torch.bfloat16)
@@ -107,27 +112,19 @@ def test_nothing_is_compiled_after_the_warm_up(
     model = models("llada").to("cuda", torch.bfloat16)
     one = engine(model, "llada", method, slots=32)
     list(one.warm_up())
-    ran: list[str] = []
-
-    def note(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: ran.append(name) or kernel(*args)
-
-    monkeypatch.setattr(gated_kernel, "gated_linear", note("gated", gated_kernel.gated_linear))
-    monkeypatch.setattr(streamed, "streamed", note("streamed", streamed.streamed))
+    ran = kernels_of_many_rows(monkeypatch)
     compiled: list[str] = []
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda **of: compiled.append(of["fn"].name)
     )
     for index in range(40):
         one.add(request(f"r{index}", 35, model))
+    drained(one)
     for index, numbers in enumerate(
         ({}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.9}, {"suppress": 1})
     ):
-        while not one.idle:
-            one.step()
         one.add(request(f"s{index}", 3 + index, model, **numbers))
-    while not one.idle:
-        one.step()
+        drained(one)
     assert {"gated", "streamed"} <= set(ran), "the first pass has many rows"
     assert compiled == []
 
@@ -148,10 +145,7 @@ def test_every_preset_warms_up(preset: str, decoding: str) -> None:
         if warmed:
             list(one.warm_up())
         one.add(request("a", 90, model))
-        done: dict[str, Finished] = {}
-        while not one.idle:
-            done |= {f.request.id: f for f in one.step()}
-        return facts(done)
+        return facts(drained(one))
 
     assert answers(True) == answers(False)
 

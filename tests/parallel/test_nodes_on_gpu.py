@@ -22,8 +22,9 @@ import pytest
 
 from flash_dllm import LLM, SamplingParams
 
+from .test_gpu import PROMPTS
+
 pytestmark = pytest.mark.gpu
-PROMPTS = [[5, 9, 300, 41], [7] * 17, [1, 2, 3, 4, 5, 6, 7, 8, 9]]
 FULL = SamplingParams(max_tokens=16, stop_at_eos=False, stop_token_ids=())
 METHODS = (("flash", "verify"), ("dual", "threshold"), ("flash", "branch"), ("none", "threshold"))
 GIVEN_UP = 60.0
@@ -34,12 +35,12 @@ import json, sys
 from flash_dllm import LLM, SamplingParams
 folder, dtype, more = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 llm = LLM(folder, dtype=dtype, device=more.pop("device", "cuda"), max_num_seqs=2, tensor_parallel_size=2, **more)
+full = SamplingParams(max_tokens=16, stop_at_eos=False, stop_token_ids=())
 """
 ANSWERS = (
     COMMON
     + """
 prompts, methods = json.loads(sys.argv[4]), json.loads(sys.argv[5])
-full = SamplingParams(max_tokens=16, stop_at_eos=False, stop_token_ids=())
 for method in methods:
     ours = llm.with_method(*method)
     ours.warm_up()
@@ -53,7 +54,6 @@ llm.close()
 ENDLESS = (
     COMMON
     + """
-full = SamplingParams(max_tokens=16, stop_at_eos=False, stop_token_ids=())
 while True:
     llm.generate([[5, 9, 300, 41]], full, use_tqdm=False)
     print("done", flush=True)

@@ -53,7 +53,6 @@ class DecodeCache(BlockCache):
     """
 
     name = "dkv-decode"
-    steady = varies = asks = True
 
     def __init__(self, family: str = "llada", refresh: int | None = None, shift_type: str = "un") -> None:
         self.shifted = family == "dream"
@@ -123,6 +122,8 @@ class GreedyCache(BlockCache):
     """
 
     name = "dkv-greedy"
+    # A step begins with a read: whose order is to be drawn.
+    steady = varies = asks = False
 
     def __init__(self, refresh: int = 2, window: int = 4) -> None:
         if refresh < 1 or window < 0:

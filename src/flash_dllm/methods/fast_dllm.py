@@ -88,10 +88,11 @@ def in_block(state: State) -> Tensor:
 
 
 class BlockCache(CachePolicy):
-    """Whole refresh at block boundaries."""
+    """Whole refresh at block boundaries; :meth:`due` and :meth:`fed` follow from the state, so they can be asked."""
 
     graphable = False
     sync = True
+    steady = varies = asks = True
     supports_cfg = False
 
     def due(self, state: State) -> Tensor | None:
@@ -102,7 +103,7 @@ class BlockCache(CachePolicy):
         raise NotImplementedError
 
     def counts(self, state: State) -> Tensor | None:
-        return self.fed(state).sum(1)
+        return self.fed(state).sum(1) if self.varies else None
 
     def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
         return [fed_rows(state, kv.base, lanes, self.fed(state))]
@@ -112,7 +113,6 @@ class PrefixCache(BlockCache):
     """Recompute the block and everything behind it."""
 
     name = "prefix"
-    steady = varies = asks = True
 
     def fed(self, state: State) -> Tensor:
         start = state.first + state.block * state.num["block_length"]
@@ -123,13 +123,10 @@ class DualCache(BlockCache):
     """Recompute the block: as many rows as a block has positions, so these passes have one shape."""
 
     name = "dual"
-    steady = asks = True
+    varies = False
 
     def fed(self, state: State) -> Tensor:
         return in_block(state)
-
-    def counts(self, state: State) -> Tensor | None:
-        return None
 
     def rows(self, state: State, lanes: Lanes, cand: Candidates, kv: KVCache) -> list[Rows]:
         # A block has no more positions than a step may have candidates; nobody has to count them.

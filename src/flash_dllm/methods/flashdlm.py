@@ -63,7 +63,6 @@ class FreeCache(BlockCache):
     """
 
     name = "freecache"
-    steady = varies = asks = True
 
     def __init__(self, family: str = "llada", freeze: str = "last-step") -> None:
         if freeze not in FREEZE:
