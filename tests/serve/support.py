@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,19 @@ def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     return thread, found
+
+
+def together(server: Live, stepper: Stepper, calls: Sequence[Any]) -> list[Any]:
+    """The results of calls whose requests are all there before the engine's second step.
+
+    Clients start when the machine lets them: without this, one may have its answer before another has asked.
+    """
+    running = [in_background(call) for call in calls]
+    until(lambda: server.service.unfinished == len(calls), "every request is there")
+    stepper.open()
+    for thread, _ in running:
+        thread.join(WAIT)
+    return [found[0] for _, found in running]
 
 
 def until(true: Any, what: str = "") -> None:

@@ -15,7 +15,18 @@ from flash_dllm import LLM, SamplingParams
 from flash_dllm.methods import CACHES, DECODINGS, MethodError, build_method
 from flash_dllm.serve.lane import EngineDeadError, Lane
 from flash_dllm.serve.metrics import Metrics
-from tests.serve.support import MODEL, WAIT, Live, Stepper, in_background, live, service_of, twin, until
+from tests.serve.support import (
+    MODEL,
+    WAIT,
+    Live,
+    Stepper,
+    in_background,
+    live,
+    service_of,
+    together,
+    twin,
+    until,
+)
 from tests.serve.test_limits import BODY, outcomes, post
 
 MATES = ("the cat", "1 + 2 =", "so", "ein Öl")
@@ -140,14 +151,13 @@ def test_a_request_that_breaks_a_step_fails_alone(
     )
     expected = [out.outputs[0] for out in offline.generate(MATES, params)]
     llm = twin(offline, slots=5)
-    faults = Faults(llm, error)
+    stepper, faults = Stepper(llm), Faults(llm, error)
     with live(service_of(llm)) as server:
-        calls = [in_background(lambda p=p: ask(server, p, stream)) for p in (*MATES[:2], BAD, *MATES[2:])]
-        for thread, _ in calls:
-            thread.join(WAIT)
-        mates = [found[0] for _, found in (*calls[:2], *calls[3:])]
+        prompts = (*MATES[:2], BAD, *MATES[2:])
+        found = together(server, stepper, [lambda p=p: ask(server, p, stream) for p in prompts])
+        mates = [*found[:2], *found[3:]]
         assert mates == [(answer.text, answer.token_ids) for answer in expected]
-        failure = calls[2][1][0]
+        failure = found[2]
         assert isinstance(failure, openai.APIError) and said in str(failure)
         if not stream:
             assert isinstance(failure, openai.InternalServerError)
@@ -169,7 +179,7 @@ def test_a_fault_that_does_not_come_back_costs_nobody_an_answer(offline: LLM) ->
         faults.active = False
         return oom()
 
-    faults = Faults(llm, once)
+    stepper, faults = Stepper(llm), Faults(llm, once)
     faults.ready = lambda: sum(bool(answer.sent) for _, answer in seated.values()) >= 2
     params = SamplingParams(
         max_tokens=20, stop_at_eos=False, skip_special_tokens=False, temperature=0.8, seed=5
@@ -177,10 +187,8 @@ def test_a_fault_that_does_not_come_back_costs_nobody_an_answer(offline: LLM) ->
     prompts = (*MATES, BAD)
     expected = [out.outputs[0] for out in twin(offline).generate(prompts, params)]
     with live(service) as server:
-        calls = [in_background(lambda p=p: ask(server, p, True)) for p in prompts]
-        for thread, _ in calls:
-            thread.join(WAIT)
-        assert [found[0] for _, found in calls] == [(a.text, a.token_ids) for a in expected]
+        found = together(server, stepper, [lambda p=p: ask(server, p, True) for p in prompts])
+        assert found == [(a.text, a.token_ids) for a in expected]
     assert faults.raised == 1
 
 
@@ -239,12 +247,10 @@ def test_non_finite_logits_fail_alone(offline: LLM) -> None:
             mates = [ask(server, p, False) for p in MATES]
             embed[token] = float("nan")
             try:
-                calls = [in_background(lambda p=p: ask(server, p, False)) for p in (BAD, *MATES)]
-                for thread, _ in calls:
-                    thread.join(WAIT)
-                failure = calls[0][1][0]
+                asked = [lambda p=p: ask(server, p, False) for p in (BAD, *MATES)]
+                failure, *found = together(server, Stepper(llm), asked)
                 assert isinstance(failure, openai.InternalServerError) and "non-finite" in str(failure)
-                assert [found[0] for _, found in calls[1:]] == mates
+                assert found == mates
                 assert [ask(server, p, False) for p in MATES] == mates, "no slot is left poisoned"
             finally:
                 embed[token] = before
