@@ -81,6 +81,7 @@ def test_the_halves_are_150_problems_of_all_families() -> None:
 @needs_weights
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("families", HALVES)
 def test_the_default_model_is_as_good_as_its_card_asks(run: Run, tmp_path: Path, families: str) -> None:
     began = time.process_time()
@@ -96,6 +97,7 @@ def test_the_default_model_is_as_good_as_its_card_asks(run: Run, tmp_path: Path,
 @needs_weights
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_tiny_dream_on_its_own_tasks(run: Run, tmp_path: Path) -> None:
     measured = _measured(run, tmp_path, "tiny-dream", 6, "--split", "dev", "--seed-start", 500)
     assert measured["all"]["n"] == 66

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flash_dllm.scale.ray_batch import RayArgs, connect
 from flash_dllm.serve.args import ServeArgs
 
 CPUS = 4
@@ -32,14 +33,8 @@ def small_cluster() -> Iterator[None]:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="fd", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ray.init(
-            address="local",
-            num_cpus=CPUS,
-            object_store_memory=100 * 2**20,
-            include_dashboard=False,
-            log_to_driver=False,
-            _temp_dir=folder,
-        )
+        init = {"num_cpus": CPUS, "object_store_memory": 100 * 2**20, "_temp_dir": folder}
+        connect(ray, RayArgs(address="local", init=init))
         try:
             yield
         finally:

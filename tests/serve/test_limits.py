@@ -201,6 +201,17 @@ def test_broken_bodies_are_400(offline: LLM, body: bytes, shared: Live) -> None:
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    "body", [b"{", b"[" * 5000, b"\xff\xfe", b'{"prompt": "\xe9"}', b'{"prompt": [' + b"9" * 5000 + b"]}"]
+)
+def test_a_body_that_is_no_json_is_called_so(body: bytes, shared: Live) -> None:
+    headers = {"content-type": "application/json"}
+    before = outcomes(shared).get("refused", 0.0)
+    reply = httpx.post(f"{shared.url}/v1/completions", content=body, headers=headers, timeout=WAIT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+    assert outcomes(shared)["refused"] == before + 1
+
+
 @pytest.fixture(scope="module")
 def shared(offline: LLM) -> Iterator[Live]:
     with live(service_of(twin(offline))) as server:

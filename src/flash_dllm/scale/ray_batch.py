@@ -30,7 +30,8 @@ class RayArgs:
 
     Attributes:
         actors: engines; None is one a GPU of the cluster, or one if it has none.
-        address: of a running cluster; None is what ``RAY_ADDRESS`` names, else a new one on this machine.
+        address: of a running cluster, or ``local``, a new one on this machine; None is what ``RAY_ADDRESS`` names, else
+            ``local``.
         group: rows that an engine gets at a time; None is ``ROWS_A_SLOT`` for each slot.
         init: further arguments of ``ray.init``.
     """
@@ -160,16 +161,26 @@ class RayAnswers:
         return self.ray.data.from_arrow_refs(tables), ids
 
 
+PATIENCE = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_worker_register_timeout_seconds": "300",
+}
+"""Settings of a cluster that is started here. By default Ray Serve ends its own door, and fails, where that takes more
+than 5 s to start, and Ray a worker that takes more than 60 s: as on a machine that is busy with something else."""
+
+
 def connect(ray: Any, args: RayArgs) -> None:
     """Join the cluster that is named, or start one on this machine."""
     # Its reports of an error run over pages; the error itself is raised, and --debug shows all of it.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = args.address or os.environ.get("RAY_ADDRESS")
-    if address is None:
+    address = args.address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
         options |= {"include_dashboard": False}
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
     try:
-        ray.init(address=address or "local", **options, **(args.init or {}))
+        ray.init(address=address, **options, **(args.init or {}))
     except (ConnectionError, ValueError) as exc:
         raise ScaleError(f"--ray-address {address}: {cause_of(exc)}") from exc
 

@@ -24,7 +24,7 @@ except ImportError as exc:
     raise FlashDLLMError(f"the server needs {exc.name}: pip install 'flash-dllm[serve]'") from exc
 
 from flash_dllm.serve.answering import Desk
-from flash_dllm.serve.errors import ServeError, invalid
+from flash_dllm.serve.errors import ServeError, invalid, refused
 from flash_dllm.serve.middleware import Gate
 from flash_dllm.serve.openapi import ANSWERS, ERRORS, STATUS, described
 from flash_dllm.serve.protocol import ChatRequest, CompletionRequest
@@ -162,14 +162,19 @@ def _errors(app: FastAPI) -> None:
     async def serve_error(_: Request, exc: ServeError) -> JSONResponse:
         return JSONResponse(exc.body(), exc.status, exc.headers)
 
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, exc: RequestValidationError) -> JSONResponse:
-        error = invalid(list(exc.errors()))
+    def refuse(request: Request, error: ServeError) -> JSONResponse:
         app.state.service.metrics.requests.labels(request.url.path, "refused").inc()
         return JSONResponse(error.body(), error.status)
 
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, exc: RequestValidationError) -> JSONResponse:
+        return refuse(request, invalid(list(exc.errors())))
+
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, exc: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, exc: HTTPException) -> JSONResponse:
+        # Raised by FastAPI alone, for what its parser gives up on: no UTF-8, or an integer of thousands of digits.
+        if exc.status_code == 400:
+            return refuse(request, refused("the body cannot be read as JSON in UTF-8", code="invalid_json"))
         error = ServeError(exc.status_code, str(exc.detail), code="http_error", outcome="refused")
         return JSONResponse(error.body(), exc.status_code, exc.headers)
 

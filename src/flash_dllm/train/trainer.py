@@ -112,8 +112,8 @@ class Trainer:
         sums = torch.zeros(2, device=self.device)
         step, logged, next_held, tokens = 0, 0, 0.0, 0
         for packed in self.loader:
-            if step == 1:
-                # The first step compiles; the schedule covers what comes after it.
+            if step < 2:
+                # The schedule does not count start-up, nor the first step, which compiles.
                 self._synchronize()
                 clock.begin()
             if clock.over():
