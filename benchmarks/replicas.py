@@ -27,6 +27,7 @@ from flash_dllm.bench.facts import facts
 from flash_dllm.bench.serve import arrivals
 from flash_dllm.bench.stats import quantiles
 from flash_dllm.scale.front import REPLICA, RETRIED
+from flash_dllm.scale.ray_batch import RayArgs, connect
 from flash_dllm.scale.replicas import NAME, ReplicaArgs, deploy
 from flash_dllm.serve.args import ServeArgs
 
@@ -155,10 +156,8 @@ def main() -> None:
         {"model": MODEL, "served_model_name": "m", "device": "cpu", "port": 0, "max_num_seqs": SLOTS}
     )
     with tempfile.TemporaryDirectory(prefix="fd", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ray.init(
-            address="local", num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False,
-            log_to_driver=False, _temp_dir=folder,
-        )  # fmt: skip
+        init = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "_temp_dir": folder}
+        connect(ray, RayArgs(address="local", init=init))
         port = deploy(args, ReplicaArgs(replicas=2))
         found = load(f"http://127.0.0.1:{port}", options, texts, wanted)
         serve.shutdown()

@@ -15,7 +15,7 @@ from flash_dllm import LLM, SamplingParams
 from flash_dllm.params import EngineArgs
 from flash_dllm.scale.batch import BatchArgs, run_batch
 from flash_dllm.scale.extras import ScaleError
-from flash_dllm.scale.ray_batch import PATIENCE, RayAnswers, RayArgs, cause_of, pack, unpack
+from flash_dllm.scale.ray_batch import BUSY, RayAnswers, RayArgs, cause_of, pack, unpack
 from flash_dllm.scale.rows import BadRow, Row
 from tests.commands import Run
 from tests.scale.cluster import workers
@@ -74,16 +74,15 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_busy_machine_is_waited_for(cluster: None) -> None:
-    """A cluster that is started here has the longer times, and Ray Serve knows them by these names."""
+def test_a_cluster_that_is_started_here_is_for_busy_machines(cluster: None) -> None:
     import ray
 
-    def told() -> tuple[dict[str, str | None], float]:
+    def told() -> tuple[dict[str, str | None], float, int]:
         from ray.serve._private.constants import PROXY_READY_CHECK_TIMEOUT_S
 
-        return {name: os.environ.get(name) for name in PATIENCE}, PROXY_READY_CHECK_TIMEOUT_S
+        return {name: os.environ.get(name) for name in BUSY}, PROXY_READY_CHECK_TIMEOUT_S, os.nice(0)
 
-    assert ray.get(ray.remote(num_cpus=0)(told).remote()) == (PATIENCE, 60.0)
+    assert ray.get(ray.remote(num_cpus=0)(told).remote()) == (BUSY, 60.0, os.nice(0))
 
 
 @pytest.mark.slow

@@ -161,12 +161,14 @@ class RayAnswers:
         return self.ray.data.from_arrow_refs(tables), ids
 
 
-PATIENCE = {
+BUSY = {
+    "RAY_worker_niceness": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_worker_register_timeout_seconds": "300",
 }
-"""Settings of a cluster that is started here. By default Ray Serve ends its own door, and fails, where that takes more
-than 5 s to start, and Ray a worker that takes more than 60 s: as on a machine that is busy with something else."""
+"""What a cluster that is started here needs on a machine that does other work too. By default Ray's workers, engines
+among them, give way to every other process (niceness 15), and Ray gives up on a worker that is not there after 60 s,
+Ray Serve on its door, and so on serving, after 5 s."""
 
 
 def connect(ray: Any, args: RayArgs) -> None:
@@ -177,7 +179,7 @@ def connect(ray: Any, args: RayArgs) -> None:
     address = args.address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
         options |= {"include_dashboard": False}
-        for name, value in PATIENCE.items():
+        for name, value in BUSY.items():
             os.environ.setdefault(name, value)
     try:
         ray.init(address=address, **options, **(args.init or {}))
